@@ -1,0 +1,176 @@
+"""A Llama whose layers are wired as its config says: transformers' own Llama, with another residual stream.
+
+A decoder layer reads the stream, runs a stock module, and writes to the stream, twice. What a read sees and a write
+reduces is the wiring's business; no wiring has a layer of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaMLP,
+    LlamaModel,
+    LlamaPreTrainedModel,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_rewired_llama import RewiredLlamaConfig
+from .residual_stream import PeekGain, ResidualStream
+from .sharding import OnShards, pack_shards
+from .wiring import ModuleWiring
+
+
+class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
+    """Read, norm, module, write; twice."""
+
+    def __init__(self, config: RewiredLlamaConfig, layer_idx: int, attn: ModuleWiring, mlp: ModuleWiring) -> None:
+        GradientCheckpointingLayer.__init__(self)  # LlamaDecoderLayer's own would build the modules twice
+        self.hidden_size = config.hidden_size
+        self.attn_wiring, self.mlp_wiring = attn, mlp
+        self.is_last = layer_idx == config.num_hidden_layers - 1
+        self.self_attn = RewiredLlamaAttention(config, layer_idx, attn)
+        self.mlp = RewiredLlamaMLP(config, mlp)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_gain = _peek_gain(config, attn)
+        self.post_attention_gain = _peek_gain(config, mlp)
+
+    def forward(self, hidden_states: torch.Tensor | ResidualStream, **kwargs: Any) -> torch.Tensor | ResidualStream:
+        """The stream in, the stream out; the model's first layer takes the embedding, its last gives hidden states."""
+        stream = ResidualStream.open(hidden_states)
+
+        view, stream = stream.read(self.attn_wiring, self.input_gain)  # [B, T, H] or [r, B, T, H]
+        output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
+        stream = stream.write(output, self.attn_wiring)
+
+        view, stream = stream.read(self.mlp_wiring, self.post_attention_gain)
+        output = self.mlp(self.post_attention_layernorm(view))
+        stream = stream.write(output, self.mlp_wiring)
+
+        return stream.total() if self.is_last else stream
+
+
+class RewiredLlamaAttention(LlamaAttention):
+    """Stock attention; its projections carry the shard axis where the wiring asks for one."""
+
+    def __init__(self, config: RewiredLlamaConfig, layer_idx: int, wiring: ModuleWiring) -> None:
+        super().__init__(config, layer_idx)
+        self.wiring = wiring
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
+        module, hidden_states = _on_shards(self, hidden_states)
+        return LlamaAttention.forward(module, hidden_states, **kwargs)
+
+
+class RewiredLlamaMLP(LlamaMLP):
+    """Stock MLP; its projections carry the shard axis where the wiring asks for one."""
+
+    def __init__(self, config: RewiredLlamaConfig, wiring: ModuleWiring) -> None:
+        super().__init__(config)
+        self.wiring = wiring
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
+        module, hidden_states = _on_shards(self, hidden_states)
+        return LlamaMLP.forward(module, hidden_states)
+
+
+def _on_shards(module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """The module and its input as stock code should see them: untouched where no shard axis is involved."""
+    wiring = module.wiring
+    if not (wiring.reads_shards or wiring.gives_partials):
+        return module, hidden_states
+    packed = pack_shards(hidden_states) if wiring.reads_shards else hidden_states
+    return OnShards(module, module.config.tp_shards, wiring.reads_shards, wiring.gives_partials), packed
+
+
+def _peek_gain(config: RewiredLlamaConfig, wiring: ModuleWiring) -> PeekGain | None:
+    if not wiring.reads_shards:
+        return None
+    initial = math.sqrt(config.tp_shards) if wiring.region.initial_gain == "sqrt_shards" else 1.0
+    return PeekGain(config.tp_shards, config.hidden_size, initial)
+
+
+class RewiredLlamaPreTrainedModel(LlamaPreTrainedModel):
+    config_class = RewiredLlamaConfig
+    _no_split_modules = ["RewiredLlamaDecoderLayer"]
+    # conversion writes no tensors: gains that a checkpoint does not hold are at their initial value
+    _keys_to_ignore_on_load_missing = [r"_gain\.weight$"]
+    _can_record_outputs = {
+        # a layer's output is the whole stream; RewiredLlamaModel makes hidden states of it
+        "hidden_states": OutputRecorder(RewiredLlamaDecoderLayer, index=slice(None)),  # type: ignore[arg-type]
+        "attentions": LlamaAttention,
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PeekGain):
+            init.constant_(module.weight, module.initial)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "Re-entrant gradient checkpointing does not see the tensors inside the residual stream and would give "
+                "wrong gradients: use gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+
+
+class RewiredLlamaModel(RewiredLlamaPreTrainedModel, LlamaModel):
+    """LlamaModel, its layers passing a residual stream along."""
+
+    def __init__(self, config: RewiredLlamaConfig) -> None:
+        LlamaPreTrainedModel.__init__(self, config)  # LlamaModel's own would build dense layers first
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(
+            RewiredLlamaDecoderLayer(config, layer_idx, attn, mlp)
+            for layer_idx, (attn, mlp) in enumerate(config.module_wirings())
+        )
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
+        """LlamaModel's forward. `hidden_states[i]` is all that was contributed before layer i, reduced or not."""
+        outputs = super().forward(*args, **kwargs)
+        if outputs.hidden_states is not None:
+            outputs.hidden_states = tuple(
+                ResidualStream(*state).total() if isinstance(state, tuple) else state for state in outputs.hidden_states
+            )
+        return outputs
+
+
+class RewiredLlamaForCausalLM(RewiredLlamaPreTrainedModel, LlamaForCausalLM):
+    """LlamaForCausalLM on a RewiredLlamaModel."""
+
+    def __init__(self, config: RewiredLlamaConfig) -> None:
+        LlamaPreTrainedModel.__init__(self, config)  # LlamaForCausalLM's own would build a dense model first
+        self.model = RewiredLlamaModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+RewiredLlamaModel.register_for_auto_class("AutoModel")
+RewiredLlamaForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+
+__all__ = ["RewiredLlamaForCausalLM", "RewiredLlamaModel", "RewiredLlamaPreTrainedModel"]
