@@ -48,7 +48,9 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         self.input_gain = _peek_gain(config, attn)
         self.post_attention_gain = _peek_gain(config, mlp)
 
-    def forward(self, hidden_states: torch.Tensor | ResidualStream, **kwargs: Any) -> torch.Tensor | ResidualStream:
+    def forward(  # type: ignore[override]
+        self, hidden_states: torch.Tensor | ResidualStream, **kwargs: Any
+    ) -> torch.Tensor | ResidualStream:
         """The stream in, the stream out; the model's first layer takes the embedding, its last gives hidden states."""
         stream = ResidualStream.open(hidden_states)
 
@@ -70,7 +72,9 @@ class RewiredLlamaAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.wiring = wiring
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, hidden_states: torch.Tensor, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
         module, hidden_states = _on_shards(self, hidden_states)
         return LlamaAttention.forward(module, hidden_states, **kwargs)
@@ -89,7 +93,9 @@ class RewiredLlamaMLP(LlamaMLP):
         return LlamaMLP.forward(module, hidden_states)
 
 
-def _on_shards(module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor) -> tuple[Any, torch.Tensor]:
+def _on_shards(
+    module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
     """The module and its input as stock code should see them: untouched where no shard axis is involved."""
     wiring = module.wiring
     if not (wiring.reads_shards or wiring.gives_partials):
@@ -122,7 +128,9 @@ class RewiredLlamaPreTrainedModel(LlamaPreTrainedModel):
         if isinstance(module, PeekGain):
             init.constant_(module.weight, module.initial)
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
                 "Re-entrant gradient checkpointing does not see the tensors inside the residual stream and would give "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -67,12 +67,14 @@ def row_parallel(projection: nn.Module, tp_shards: int, hidden_states: torch.Ten
     return partials if projection.bias is None else partials + projection.bias / tp_shards
 
 
-def _is_plain_linear(projection: nn.Module) -> bool:
+def _is_plain_linear(projection: nn.Module) -> TypeGuard[nn.Linear]:
     return type(projection) is nn.Linear
 
 
 def _each_shard(
-    projection: nn.Module, block: Callable[[str, torch.Tensor, int, int], torch.Tensor], inputs: tuple[torch.Tensor, ...]
+    projection: nn.Module,
+    block: Callable[[str, torch.Tensor, int, int], torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
 ) -> list[torch.Tensor]:
     """A LoRA-wrapped projection, shard by shard: PEFT's own forward on each shard's block of the parameters."""
     outputs = []

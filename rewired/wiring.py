@@ -79,20 +79,20 @@ class Region:
 
     @property
     def layers(self) -> str:
-        return ",".join(str(r) for r in self.ranges)
+        return ",".join(str(layer_range) for layer_range in self.ranges)
+
+    @property
+    def module_indices(self) -> list[int]:
+        return [index for layer_range in self.ranges for index in layer_range.module_indices]
 
     def describe(self) -> str:
         """The wiring in a few words: `ladder + peek`, `desync-4x`, `partial 0.5 (mean)`."""
-        name = {"desync": f"desync-{self.every}x", "partial": f"partial {self.shared_fraction:g}"}.get(
-            self.preset, self.preset
-        )
-        preset = PRESETS[self.preset]
+        number = {"desync": f"-{self.every}x", "partial": f" {self.shared_fraction:g}"}.get(self.preset, "")
         merge = " (mean)" if self.merge == "mean" else ""
-        return name + merge + _modifier("peek", self.peek, preset.peek) + _modifier("overlap", self.overlap, preset.overlap)
-
-
-def _modifier(name: str, value: bool, default: bool) -> str:
-    return "" if value == default else f" {'+' if value else '-'} {name}"
+        defaults = PRESETS[self.preset]
+        modifiers = [("peek", self.peek, defaults.peek), ("overlap", self.overlap, defaults.overlap)]
+        changed = [f" {'+' if value else '-'} {name}" for name, value, default in modifiers if value != default]
+        return self.preset + number + merge + "".join(changed)
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ def parse_layers(spec: str, num_layers: int) -> tuple[LayerRange, ...]:
 
 
 def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
+    modules: dict[str | None, Module] = {None: "both", "attn": "attn", "mlp": "mlp"}
     match = re.fullmatch(r"(\d*)(-?)(\d*)(?::(attn|mlp))?", item)
     first, dash, last, module = match.groups() if match else ("", "", "", None)
     if not (first or last):
@@ -156,7 +157,7 @@ def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
             f"Layers '{item}' name no layer: a range is half-open, so its end must be larger than its start "
             f"(the model has layers 0-{num_layers})."
         )
-    return LayerRange(start, stop, module or "both")
+    return LayerRange(start, stop, modules[module])
 
 
 def make_region(layers: str, preset: str, num_layers: int, **options: Any) -> Region:
@@ -174,11 +175,17 @@ def _check_options(layers: str, preset: str, options: Mapping[str, Any]) -> None
     allowed |= {"desync": {"every", "merge"}, "partial": {"shared_fraction", "merge"}}.get(preset, set())
     for name in options:
         if name not in allowed:
-            raise ValueError(f"'{name}' is no option of layers {layers}, wiring '{preset}': it takes {_listed(allowed)}.")
+            raise ValueError(
+                f"'{name}' is no option of layers {layers}, wiring '{preset}': it takes {_listed(allowed)}."
+            )
     if preset == "parallel" and ":" in layers:
-        raise ValueError(f"'parallel' joins the attention and the MLP of a layer: it cannot cover only one of them ({layers}).")
+        raise ValueError(
+            f"'parallel' joins the attention and the MLP of a layer: it cannot cover only one of them ({layers})."
+        )
     if preset == "partial" and "shared_fraction" not in options:
-        raise ValueError(f"'partial' layers {layers} need a shared fraction: say which part of the channels is reduced.")
+        raise ValueError(
+            f"'partial' layers {layers} need a shared fraction: say which part of the channels is reduced."
+        )
     for name, check, wanted in _OPTION_CHECKS:
         if name in options and not check(options[name]):
             raise ValueError(f"'{name}' of layers {layers} is {options[name]!r}: it must be {wanted}.")
@@ -216,7 +223,7 @@ def complete(regions: Sequence[Region], num_layers: int) -> list[Region]:
     """`regions` in order, with all other modules as `standard`. Raises ValueError when two overlap."""
     owner: dict[int, Region] = {}
     for region in regions:
-        for index in _module_indices(region):
+        for index in region.module_indices:
             if index in owner:
                 raise ValueError(
                     f"Layer {index // 2} is named twice, by '{owner[index].preset}' layers {owner[index].layers} "
@@ -224,16 +231,12 @@ def complete(regions: Sequence[Region], num_layers: int) -> list[Region]:
                 )
             owner[index] = region
     rewired = [region for region in regions if not region.is_dense]
-    dense = set(range(2 * num_layers)).difference(*map(_module_indices, rewired))
-    fill = [Region((layer_range,), "standard") for layer_range in _as_ranges(dense)]
-    return sorted(rewired + fill, key=lambda region: min(_module_indices(region)))
+    dense = set(range(2 * num_layers)).difference(*(region.module_indices for region in rewired))
+    fill = [Region((layer_range,), "standard") for layer_range in as_ranges(dense)]
+    return sorted(rewired + fill, key=lambda region: min(region.module_indices))
 
 
-def _module_indices(region: Region) -> list[int]:
-    return [index for layer_range in region.ranges for index in layer_range.module_indices]
-
-
-def _as_ranges(indices: Iterable[int]) -> list[LayerRange]:
+def as_ranges(indices: Iterable[int]) -> list[LayerRange]:
     """The fewest ranges that cover these module indices."""
     have = set(indices)
     ranges: list[LayerRange] = []

@@ -1,0 +1,80 @@
+"""The model card that a rewired checkpoint carries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from .plan import LayerTable
+
+
+def model_card(name: str, base_model: str, source: Path, table: LayerTable, notes: Sequence[str], command: str) -> str:
+    """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved."""
+    return _CARD.format(
+        front_matter=_front_matter(base_model, source),
+        name=name,
+        base_model=base_model,
+        rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
+        total=_row("all", "this model", vars(table.total)),
+        dense=_row("all", "dense original", vars(table.dense)),
+        notes="\n".join(f"- {note}" for note in notes),
+        tp_shards=table.tp_shards,
+        command=command,
+    )
+
+
+def _front_matter(base_model: str, source: Path) -> str:
+    lines = [f"base_model: {json.dumps(base_model)}", "library_name: transformers", "pipeline_tag: text-generation"]
+    lines += ["tags:", "- rewired", "- tensor-parallelism", *_licence(source)]
+    return "\n".join(lines)
+
+
+def _licence(source: Path) -> list[str]:
+    """The licence lines of the source's own card: a rewired model stays under its base model's licence."""
+    card = source / "README.md"
+    if not card.is_file():
+        return []
+    front_matter = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    return re.findall(r"^license(?:_name|_link)?: .+$", front_matter[1], re.MULTILINE) if front_matter else []
+
+
+def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
+    return f"| {layers} | {wiring} | {traffic['all_reduces']} | {traffic['exposed']} | {traffic['bytes_sent']:,} |"
+
+
+_CARD = """---
+{front_matter}
+---
+# {name}
+
+`{base_model}`, rewired for faster tensor parallelism with `rewired`. The weights are the base model's; what changed is
+what each layer reads and what it reduces. A freshly rewired model is a starting point: adapt it before you rely on it.
+
+| layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |
+|---|---|---|---|---|
+{rows}
+| | | | | |
+{total}
+{dense}
+
+{notes}
+
+Made by:
+
+    {command}
+
+## Load it
+
+    import rewired  # or, where it is not installed: trust_remote_code=True
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained("{name}")
+
+## Adapt and evaluate it
+
+It is an ordinary `transformers` model: TRL's `SFTTrainer`, PEFT's LoRA and lm-evaluation-harness take it as they take
+any Llama. `rewired info {name}` prints the table above.
+"""

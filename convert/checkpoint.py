@@ -1,0 +1,149 @@
+"""A checkpoint folder on disk: what it holds, checked before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rewired.wiring import Region, resolve
+
+from .llama import DENSE, LlamaShape, source_regions
+from .safetensors_header import TensorInfo, read_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+GAIN_SUFFIXES = ("input_gain.weight", "post_attention_gain.weight")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_IGNORED = ("rotary_emb.inv_freq",)  # a buffer that old checkpoints saved
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Llama's config, shape and wiring, and, once `weights` were checked, its tensors and their files."""
+
+    folder: Path
+    config: dict[str, Any]
+    shape: LlamaShape
+    regions: list[Region]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Reads config.json only. Raises ValueError when there is none or it is no Llama's."""
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} holds no config.json: point to a folder with a Hugging Face checkpoint.")
+        config = read_json(folder / "config.json")
+        shape = LlamaShape.from_config(config)
+        return cls(folder, config, shape, source_regions(config, shape))
+
+    @property
+    def is_rewired(self) -> bool:
+        return bool(self.config["model_type"] != DENSE)
+
+    @property
+    def tp_shards(self) -> int | None:
+        """The number of logical shards that the config records; None for a dense one."""
+        return self.config.get("tp_shards")
+
+    @property
+    def dtype(self) -> str:
+        """What the config says its weights are."""
+        return str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16")
+
+    def weight_files(self) -> list[Path]:
+        """The safetensors files, in order. Raises ValueError if there are none or one is missing or outside."""
+        if (self.folder / INDEX).is_file():
+            return [inside(self.folder, name) for name in sorted(set(self._weight_map().values()))]
+        if (self.folder / SINGLE).exists() or (self.folder / SINGLE).is_symlink():
+            return [inside(self.folder, SINGLE)]
+        pickled = [path.name for pattern in _PICKLED for path in self.folder.glob(pattern)]
+        if pickled:
+            raise ValueError(
+                f"{self.folder} holds only pickled weights ({pickled[0]}), and loading a pickle can run any code: "
+                "save it as safetensors first, with model.save_pretrained(folder), or take a revision that has them."
+            )
+        raise ValueError(f"{self.folder} holds no weights: neither {SINGLE} nor {INDEX} is there.")
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Every tensor of every file. Raises ValueError unless all that the config implies is there, once."""
+        found: dict[str, TensorInfo] = {}
+        for path in self.weight_files():
+            for name, info in read_header(path).items():
+                if name in found:
+                    raise ValueError(f"Tensor '{name}' is in both {found[name].file} and {path.name}: remove one.")
+                found[name] = info
+        self._check_index(found)
+        self._check_shapes(found)
+        return found
+
+    def gains(self, tensors: Iterable[str]) -> list[str]:
+        """Those of `tensors` that are stored gains of peeking modules."""
+        return [name for name in tensors if name.endswith(GAIN_SUFFIXES)]
+
+    def _weight_map(self) -> Mapping[str, str]:
+        weight_map = read_json(self.folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ValueError(f"{self.folder / INDEX} has no weight_map of tensor and file names.")
+        return weight_map
+
+    def _check_index(self, found: Mapping[str, TensorInfo]) -> None:
+        if not (self.folder / INDEX).is_file():
+            return
+        for name, file in self._weight_map().items():
+            if name not in found or found[name].file != file:
+                raise ValueError(f"{INDEX} places '{name}' in {file}, which does not hold it.")
+
+    def _check_shapes(self, found: Mapping[str, TensorInfo]) -> None:
+        for name, shape in self.shape.tensors().items():
+            if name not in found:
+                raise ValueError(f"{self.folder} lacks the tensor '{name}', which its config.json implies.")
+            if found[name].shape != shape:
+                raise ValueError(
+                    f"Tensor '{name}' in {found[name].file} has shape {list(found[name].shape)}, and config.json "
+                    f"implies {list(shape)}."
+                )
+
+    def unexpected(self, found: Iterable[str]) -> list[str]:
+        """Tensors that no Llama of this config reads."""
+        known = set(self.shape.tensors()) | {"lm_head.weight"} | set(gain_names(self.regions, self.shape))
+        return [name for name in found if name not in known and not name.endswith(_IGNORED)]
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file `name` of `folder`; in the hub's cache its content lies among the repository's blobs.
+
+    Raises ValueError when the name, or a link behind it, leads elsewhere, or when nothing is there.
+    """
+    path, pure = folder / name, PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise ValueError(f"The weight index of {folder} points outside its folder, to '{name}'.")
+    target = path.resolve()
+    homes = (folder.resolve(), folder.absolute().parent.parent / "blobs")
+    if not any(home in target.parents for home in homes):
+        raise ValueError(f"{path} is a link that leaves its folder, to {target}: put the file itself there.")
+    if not target.is_file():
+        raise ValueError(f"The file {path} is missing: download it again.")
+    return path
+
+
+def gain_names(regions: Iterable[Region], shape: LlamaShape) -> list[str]:
+    """The gains that a model of this wiring has: one for each module whose view differs per shard."""
+    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
+    return [
+        f"model.layers.{index // 2}.{GAIN_SUFFIXES[index % 2]}"
+        for index, module in enumerate(modules)
+        if module.reads_shards
+    ]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`. Raises ValueError with its name when it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object.")
+    return value

@@ -1,0 +1,241 @@
+"""The commands: `convert`, and `rewired` with everything under one umbrella."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from .cast import parse_dtype
+from .checkpoint import Checkpoint
+from .convert import Conversion, Request, convert
+from .plan import LayerTable
+from .sources import find_source
+
+_LAYERS_HELP = (
+    "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
+`0-4,8-12` is both, and `16-32:attn` or `16-32:mlp` is one module of each layer."
+)
+
+_REST = "How to write it"
+
+
+def main() -> None:
+    """Console script `rewired`."""
+    app = typer.Typer(
+        rich_markup_mode="markdown", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    app.callback()(_umbrella)
+    app.command("convert", epilog=_LAYERS_HELP)(_convert)
+    app.command("info")(_info)
+    app()
+
+
+def convert_command() -> None:
+    """Console script `convert`."""
+    app = typer.Typer(rich_markup_mode="markdown", add_completion=False, pretty_exceptions_enable=False)
+    app.command("convert", epilog=_LAYERS_HELP)(_convert)
+    app()
+
+
+def _umbrella() -> None:
+    """Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish."""
+
+
+def _wiring(metavar: str, help_text: str) -> Any:
+    return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Which layers, and how")
+
+
+def _convert(
+    source: Annotated[
+        str, typer.Argument(help="A folder, a hub id, a short name (llama-3.1-8b, ...) or a .gguf file.")
+    ],
+    out: Annotated[
+        str | None, typer.Argument(help="The folder to write; by default its name says what was done.")
+    ] = None,
+    ladder_layers: Annotated[
+        str | None, _wiring("LAYERS", "Each module reads a stream one update old; its all-reduce hides.")
+    ] = None,
+    desync_layers: Annotated[str | None, _wiring("LAYERS", "Only the last of each N modules reduces.")] = None,
+    desync_every: Annotated[int | None, _wiring("N", "N of --desync-layers, 2 by default.")] = None,
+    partial_layers: Annotated[str | None, _wiring("LAYERS", "Only the first channels are reduced (CAAT-Net).")] = None,
+    shared_fraction: Annotated[
+        float | None, _wiring("P", "Which part of the channels --partial-layers reduce.")
+    ] = None,
+    parallel_layers: Annotated[
+        str | None, _wiring("LAYERS", "Attention and MLP side by side, one all-reduce a layer.")
+    ] = None,
+    standard_layers: Annotated[
+        str | None, _wiring("LAYERS", "Back to dense: 0- for all of a rewired checkpoint.")
+    ] = None,
+    peek: Annotated[bool | None, _wiring("", "Modules also see what their own rank has not reduced yet.")] = None,
+    overlap: Annotated[bool | None, _wiring("", "Modules do not wait for the update in flight.")] = None,
+    merge: Annotated[
+        str | None, _wiring("sum|mean", "How desync and partial layers fold local parts; sum by default.")
+    ] = None,
+    initial_gain: Annotated[
+        str | None, _wiring("one|sqrt_shards", "What a peek is multiplied with before any training.")
+    ] = None,
+    tp_shards: Annotated[
+        int | None, _wiring("R", "Logical shards; default 8, or the largest number below that divides.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(rich_help_panel=_REST, help="Also cast the weights: float32, bfloat16 or float16.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(rich_help_panel=_REST, help="Branch, tag or commit of a hub SOURCE.")
+    ] = None,
+    to_llama: Annotated[
+        bool,
+        typer.Option("--to-llama", rich_help_panel=_REST, help="Write a stock Llama; all layers must be standard."),
+    ] = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", rich_help_panel=_REST, help="Copy weight files instead of hard-linking them.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", rich_help_panel=_REST, help="Replace OUT if it is a checkpoint.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", rich_help_panel=_REST, help="Check everything, print the table, write nothing.")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(rich_help_panel=_REST, metavar="REPO", help="Then upload OUT as this hub repository.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", rich_help_panel=_REST, help="Print the result as JSON.")] = False,
+) -> None:
+    """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
+
+    The weights do not change, so it takes seconds and, within one filesystem, no disk space. The result loads with
+    `AutoModelForCausalLM` after `import rewired`, or with `trust_remote_code=True`.
+
+    Examples:
+
+    ```
+    convert llama-3.1-8b --ladder-layers 16-32
+    convert ./my-llama my-hybrid --ladder-layers 16- --peek
+    convert llama-3.1-8b --desync-layers 16-32 --desync-every 4
+    convert llama-3.1-8b --partial-layers -8 --shared-fraction 0.5
+    convert my-hybrid my-llama --standard-layers 0- --to-llama
+    ```
+    """
+    modifiers = {"peek": peek, "overlap": overlap, "initial_gain": initial_gain}
+    presets: dict[str, tuple[str | None, dict[str, Any]]] = {
+        "ladder": (ladder_layers, {}),
+        "desync": (desync_layers, {"every": desync_every, "merge": merge}),
+        "partial": (partial_layers, {"shared_fraction": shared_fraction, "merge": merge}),
+        "parallel": (parallel_layers, {}),
+    }
+    with _sentences("convert"):
+        _check_options_have_layers(presets)
+        wiring = [
+            {"layers": layers, "preset": preset, **options, **modifiers}
+            for preset, (layers, options) in presets.items()
+            if layers is not None
+        ]
+        if standard_layers is not None:
+            wiring.append({"layers": standard_layers, "preset": "standard"})
+        request = Request(
+            wiring=wiring,
+            tp_shards=tp_shards,
+            to_llama=to_llama,
+            dtype=dtype and parse_dtype(dtype),
+            copy=copy,
+            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        )
+        with _progress() as on_bytes:
+            done = convert(source, out, request, revision=revision, dry_run=dry_run, force=force, on_bytes=on_bytes)
+        address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
+        _print_conversion(done, dry_run, as_json, address)
+
+
+def _info(
+    path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: as convert's SOURCE.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
+) -> None:
+    """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
+    with _sentences("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
+        checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
+        shape = checkpoint.shape
+        tp_shards = checkpoint.tp_shards or shape.default_shards()
+        table = LayerTable.of(checkpoint.regions, shape, tp_shards, checkpoint.dtype)
+        if as_json:
+            print(json.dumps({"model_type": checkpoint.config["model_type"], **table.to_json()}, indent=2))
+        else:
+            from .report import print_table
+
+            print_table(f"{path} ({checkpoint.config['model_type']})", table)
+
+
+def _check_options_have_layers(presets: dict[str, tuple[str | None, dict[str, Any]]]) -> None:
+    """An option such as --desync-every means nothing without the layers it belongs to."""
+    for option in {name for _, options in presets.values() for name in options}:
+        owners = {preset: layers for preset, (layers, options) in presets.items() if option in options}
+        given = any(presets[preset][1][option] is not None for preset in owners)
+        if given and not any(layers is not None for layers in owners.values()):
+            needed = " or ".join(f"--{preset}-layers" for preset in owners)
+            flag = {"every": "desync-every"}.get(option, option.replace("_", "-"))
+            raise ValueError(f"--{flag} goes with {needed}: say which layers it is for.")
+
+
+@contextmanager
+def _sentences(command: str) -> Iterator[None]:
+    """What a user got wrong, and what the disk refuses, as one sentence on stderr and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted; nothing was written. Run it again to go on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Counts copied bytes on stderr, from the first one on."""
+    with ExitStack() as stack:
+        bars: list[Any] = []
+
+        def on_bytes(count: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(_bar()))
+                bars[0].add_task("copying weights", total=None)
+            bars[0].advance(0, count)
+
+        yield on_bytes
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _push(folder: Path, repo: str) -> str:
+    from .hub import push
+
+    return push(folder, repo)
+
+
+def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:
+    if as_json:
+        report = {"out": str(done.out), "written": not dry_run, "pushed_to": address}
+        print(json.dumps(report | done.plan.table.to_json() | {"notes": done.plan.notes}, indent=2))
+        return
+    from .report import print_table
+
+    print_table(
+        "would write " + str(done.out) if dry_run else "wrote " + str(done.out), done.plan.table, done.plan.notes
+    )
+    if address:
+        print(f"pushed to {address}")

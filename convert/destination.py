@@ -1,0 +1,96 @@
+"""The output folder: written beside its place and renamed into it, so that it is whole or not there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CHUNK = 16 << 20  # bytes copied at a time
+
+
+def check_free(out: Path, source: Path | None, force: bool) -> None:
+    """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
+    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
+    if not (out.exists() or out.is_symlink()):
+        return
+    if not force:
+        raise ValueError(f"{out} exists: choose another name, or replace it with --force.")
+    is_checkpoint = out.is_dir() and not out.is_symlink() and ((out / "config.json").exists() or not any(out.iterdir()))
+    if not is_checkpoint:
+        raise ValueError(f"{out} is no checkpoint folder, and --force replaces nothing else: choose another name.")
+
+
+@contextmanager
+def staged_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to write into; renamed to `out` at the end, removed on any error.
+
+    What a killed run left behind is removed first. Raises ValueError if another process is writing `out`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
+    staging.mkdir(exist_ok=True)
+    lock = os.open(staging, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _empty(staging)
+        shutil.rmtree(replaced, ignore_errors=True)
+        yield staging
+        if out.exists():
+            out.rename(replaced)
+        staging.rename(out)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BlockingIOError:
+        raise ValueError(f"Another conversion is writing {out}: wait for it, or choose another name.") from None
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def can_link(source: Path, out: Path) -> bool:
+    """Whether a hard link from `source` to `out`'s place is possible: both on one filesystem."""
+    return source.stat().st_dev == _existing_parent(out).stat().st_dev
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Raise ValueError when `needed` bytes do not fit beside `out`."""
+    free = shutil.disk_usage(_existing_parent(out)).free
+    if needed > free:
+        raise ValueError(
+            f"No space left: {out} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free. Free some space, or "
+            "put it on the source's filesystem, where weights are linked instead of copied."
+        )
+
+
+def _existing_parent(out: Path) -> Path:
+    return next(folder for folder in out.absolute().parents if folder.exists())
+
+
+def place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
+    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
+    for file in files:
+        source, target = file.resolve(), folder / file.name
+        if not copy:
+            try:
+                os.link(source, target)
+                continue
+            except OSError:  # a filesystem without hard links
+                pass
+        with source.open("rb") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                writer.write(chunk)
+                on_bytes(len(chunk))

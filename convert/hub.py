@@ -1,0 +1,125 @@
+"""Checkpoints from the Hugging Face hub: just the files that a conversion needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# All that belongs to a checkpoint and is not code or pickle. `original/` and other subfolders stay where they are.
+COMPANION_FILES = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "LICENSE*",
+    "USE_POLICY*",
+    "NOTICE*",
+)
+_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+
+# official ids by the names people use
+SHORT_NAMES = {
+    "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama-3-8b-instruct": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama-3-70b-instruct": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama-3.1-70b-instruct": "meta-llama/Llama-3.1-70B-Instruct",
+    "llama-3.1-405b": "meta-llama/Llama-3.1-405B",
+    "llama-3.1-405b-instruct": "meta-llama/Llama-3.1-405B-Instruct",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.2-3b-instruct": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama-3.3-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",  # instruct: what the packaged copy holds
+    "smollm2-135m-base": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m-instruct": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b-instruct": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "tinyllama-1.1b-chat": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+}
+
+
+class HubUnreachableError(ValueError):
+    """No answer from the hub; whoever has another source for the model can turn to it."""
+
+
+def fetch_config(repo: str, revision: str | None) -> Path:
+    """A folder with the repository's config.json and, if it has one, its weight index. Raises ValueError."""
+    from huggingface_hub import snapshot_download
+
+    return _ask(
+        repo, revision, lambda: snapshot_download(repo, revision=revision, allow_patterns=["config.json", _WEIGHTS[1]])
+    )
+
+
+def fetch_checkpoint(repo: str, revision: str | None) -> Path:
+    """A folder with weights, config, tokenizer and the rest; resumes what an earlier run began. Raises ValueError."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["config.json", "README.md", *_WEIGHTS, *COMPANION_FILES]
+    folder = _ask(repo, revision, lambda: snapshot_download(repo, revision=revision, allow_patterns=patterns))
+    if not any(folder.glob(_WEIGHTS[0])):
+        raise ValueError(
+            f"{repo} holds no safetensors weights; pickled ones can run any code when they are loaded and are not "
+            "fetched. Take a revision that has safetensors (--revision), or convert them to safetensors yourself."
+        )
+    return folder
+
+
+def push(folder: Path, repo: str) -> str:
+    """Upload `folder` as the hub repository `repo`, made if need be; returns its address. Raises ValueError."""
+    from huggingface_hub import HfApi
+
+    def upload() -> str:
+        api = HfApi()
+        address = api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder)
+        return str(address)
+
+    return str(_ask(repo, None, upload, verb="written"))
+
+
+def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str = "read") -> Any:
+    """The answer to a request to the hub, as a path where it is one; its failures as sentences."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        answer = request()
+        return Path(answer) if verb == "read" else answer
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{repo} is gated: accept its licence on its page on the hub, then log in with `hf auth login` or "
+            "set HF_TOKEN."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(f"{repo} has no revision '{revision}': check --revision.") from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"'{repo}' is neither a folder here nor a repository on the hub that you may see: check the name, or log "
+            "in with `hf auth login` or HF_TOKEN if it is private."
+        ) from None
+    except errors.HFValidationError:
+        raise ValueError(
+            f"'{repo}' is no such folder here, and cannot be the name of a repository on the hub."
+        ) from None
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        httpx.TransportError,
+        ConnectionError,
+    ) as error:
+        raise HubUnreachableError(
+            f"The hub does not answer, and {repo} could not be {verb} ({type(error).__name__}): check the connection "
+            "and HF_ENDPOINT, then run the same command again; what is downloaded already is kept."
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise ValueError(f"The hub refused: {repo} could not be {verb} ({error.response.status_code}).") from None

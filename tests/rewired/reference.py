@@ -1,0 +1,235 @@
+"""A naive reference of rewired Llama, written from the papers and the design alone; it shares nothing with the package.
+
+One python loop over r tensor-parallel ranks, each with its own stream, its own slice of the weights and its own heads.
+
+- standard: ladder-residual eq. 1. ladder: Algorithm 1 and eq. 2. parallel: section 3.3.1. desync: section 5.
+- partial: CAAT-Net section 3.1, eq. 8 and 12; for any number of ranks appendix A, eq. 20 and 22.
+- the stream, peek, gains and merge: design sections 1 and 4. What one rank holds: design section 2.
+
+It computes in the dtype of the weights throughout, so compare in fp32.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+Module = tuple[int, str]  # (layer, "attn" or "mlp")
+
+
+def reference_logits(
+    state_dict: dict[str, Tensor],
+    config: LlamaConfig,
+    wiring: Sequence[dict],
+    tp_shards: int,
+    input_ids: Tensor,  # [B, T]
+    gains: dict[Module, Tensor] | None = None,  # each [r, H]
+) -> Tensor:  # [B, T, V]
+    """Logits of the Llama in `state_dict` (stock names), its modules wired as `wiring` says, over `tp_shards` ranks."""
+    r, gains = tp_shards, gains or {}
+    for size in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size):
+        assert size % r == 0, f"{r} ranks do not divide {size}"
+    embedding = state_dict["model.embed_tokens.weight"]
+    rotary = rotary_table(config, embedding, input_ids.shape[1])
+    wired = answers_by_module(wiring, config)
+
+    stream = Stream(F.embedding(input_ids, embedding), r)
+    for layer in range(config.num_hidden_layers):
+        weights = layer_weights(state_dict, layer)
+
+        answers, gain = wired.get((layer, "attn"), STANDARD), gains.get((layer, "attn"))
+        z = []
+        for k in range(r):
+            x = rms_norm(stream.read(k, answers, gain), weights["input_layernorm.weight"], config)
+            z.append(attention(x, weights, config, rotary, k, r))
+        stream.write(z, answers)
+
+        answers, gain = wired.get((layer, "mlp"), STANDARD), gains.get((layer, "mlp"))
+        z = []
+        for k in range(r):
+            x = rms_norm(stream.read(k, answers, gain), weights["post_attention_layernorm.weight"], config)
+            z.append(mlp(x, weights, k, r))
+        stream.write(z, answers)
+
+    x = rms_norm(stream.read(0, STANDARD, None), state_dict["model.norm.weight"], config)
+    return F.linear(x, embedding if config.tie_word_embeddings else state_dict["lm_head.weight"])
+
+
+# ---- The residual stream: design section 1 ----
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one module answers to the design's three questions, and how its local part is folded later."""
+
+    wait: bool = True
+    peek: bool = False
+    reduce: str = "all"  # "all", "none", "shared"
+    shared_channels: int = 0  # floor(p * H), for "shared"
+    merge: str = "sum"  # "sum", "mean"
+
+
+STANDARD = Answers()
+
+
+class Stream:
+    """S, u, q and d of the design, on each rank k. A u or q of zeros stands for "nothing is in flight"."""
+
+    def __init__(self, embedded: Tensor, r: int):
+        self.r = r
+        self.zeros = torch.zeros_like(embedded)  # [B, T, H]
+        self.S = [embedded] * r
+        self.u = [self.zeros] * r
+        self.q = [self.zeros] * r
+        self.d = [self.zeros] * r
+        self.d_folded = [self.zeros] * r  # d, but each contribution scaled as its own region's merge says
+
+    def read(self, k: int, answers: Answers, gain: Tensor | None) -> Tensor:
+        """view^k = S + [wait] u + [peek] g * (d^k + [not wait] q^k)."""
+        view = self.S[k]
+        if answers.wait:
+            view = view + self.u[k]
+        if answers.peek:
+            own = self.d[k] if answers.wait else self.d[k] + self.q[k]
+            view = view + (own if gain is None else gain[k] * own)
+        return view
+
+    def write(self, z: list[Tensor], answers: Answers) -> None:
+        """First merge what was in flight; then reduce `all`, `none` or the `shared` channels of the partials z."""
+        for k in range(self.r):
+            self.S[k] = self.S[k] + self.u[k]
+
+        if answers.reduce == "all":
+            self.launch_all_reduce([z[k] + self.d_folded[k] for k in range(self.r)])
+            self.d = [self.zeros] * self.r
+            self.d_folded = [self.zeros] * self.r
+        elif answers.reduce == "none":
+            self.launch_all_reduce([self.zeros] * self.r)
+            self.keep(z, answers)
+        elif answers.reduce == "shared":
+            is_shared = torch.arange(z[0].shape[-1], device=z[0].device) < answers.shared_channels  # [H]
+            self.launch_all_reduce([z[k] * is_shared for k in range(self.r)])
+            self.keep([z[k] * ~is_shared for k in range(self.r)], answers)
+
+    def launch_all_reduce(self, q: list[Tensor]) -> None:
+        self.q = q
+        self.u = [sum(q)] * self.r
+
+    def keep(self, z: list[Tensor], answers: Answers) -> None:
+        scale = 1 / self.r if answers.merge == "mean" else 1
+        for k in range(self.r):
+            self.d[k] = self.d[k] + z[k]
+            self.d_folded[k] = self.d_folded[k] + z[k] * scale
+
+
+# ---- The wiring: the table of design section 1 ----
+
+
+def answers_by_module(wiring: Sequence[dict], config: LlamaConfig) -> dict[Module, Answers]:
+    """The answers of every module that the wiring names. Each comma-separated range is a region of its own."""
+    wired: dict[Module, Answers] = {}
+    for rule in wiring:
+        for span in rule["layers"].split(","):
+            region = modules_of(span)
+            for position, module in enumerate(region):
+                assert module not in wired, f"{module} is wired twice"
+                wired[module] = answers_of(rule, module, position, len(region), config.hidden_size)
+    return wired
+
+
+def modules_of(span: str) -> list[Module]:
+    """The modules of "a-b" (half-open), "a-b:attn" or "a-b:mlp", in the order they run."""
+    layers, _, only = span.strip().partition(":")
+    first, end = layers.split("-")
+    return [(layer, kind) for layer in range(int(first), int(end)) for kind in ("attn", "mlp") if only in ("", kind)]
+
+
+def answers_of(rule: dict, module: Module, position: int, region_size: int, hidden_size: int) -> Answers:
+    preset = rule["preset"]
+    reduce, shared_channels = "all", 0  # standard and ladder reduce all, everywhere
+    if position == region_size - 1:
+        pass  # the last module of any region leaves nothing local behind
+    elif preset == "parallel":
+        reduce = "none" if module[1] == "attn" else "all"
+    elif preset == "desync":
+        reduce = "all" if (position + 1) % rule.get("every", 2) == 0 else "none"
+    elif preset == "partial":
+        shared_channels = math.floor(rule["shared_fraction"] * hidden_size)
+        reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
+    else:
+        assert preset in ("standard", "ladder"), preset
+    return Answers(
+        wait=not rule.get("overlap", preset == "ladder"),
+        peek=rule.get("peek", preset in ("desync", "partial")),
+        reduce=reduce,
+        shared_channels=shared_channels,
+        merge="sum" if preset == "parallel" else rule.get("merge", "sum"),
+    )
+
+
+# ---- One module on rank k of r: a partial output [B, T, H], to be summed over the ranks ----
+
+
+def attention(
+    x: Tensor, weights: dict[str, Tensor], config: LlamaConfig, rotary: tuple[Tensor, Tensor], k: int, r: int
+) -> Tensor:
+    """Causal attention on rank k's own heads, with grouped key and value heads."""
+    q, key, value = (  # [B, heads of this rank, T, D]
+        column_parallel(x, weights, f"self_attn.{name}_proj", k, r).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        for name in ("q", "k", "v")
+    )
+    q, key = rotate(q, *rotary), rotate(key, *rotary)
+
+    queries_per_key = config.num_attention_heads // config.num_key_value_heads
+    key, value = key.repeat_interleave(queries_per_key, dim=1), value.repeat_interleave(queries_per_key, dim=1)
+    scores = q @ key.transpose(-1, -2) / math.sqrt(config.head_dim)  # [B, heads, T, T]
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(diagonal=1)
+    heads = scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ value  # [B, heads, T, D]
+    return row_parallel(heads.transpose(1, 2).flatten(-2), weights, "self_attn.o_proj", k, r)
+
+
+def mlp(x: Tensor, weights: dict[str, Tensor], k: int, r: int) -> Tensor:
+    gate = column_parallel(x, weights, "mlp.gate_proj", k, r)
+    up = column_parallel(x, weights, "mlp.up_proj", k, r)
+    return row_parallel(gate * torch.sigmoid(gate) * up, weights, "mlp.down_proj", k, r)
+
+
+def column_parallel(x: Tensor, weights: dict[str, Tensor], name: str, k: int, r: int) -> Tensor:
+    """Rank k's rows of the weight, and of the bias."""
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    n = weight.shape[0] // r
+    y = x @ weight[k * n : (k + 1) * n].T
+    return y if bias is None else y + bias[k * n : (k + 1) * n]
+
+
+def row_parallel(x: Tensor, weights: dict[str, Tensor], name: str, k: int, r: int) -> Tensor:
+    """Rank k's columns of the weight, and a share of the bias: the ranks' sum must hold it once."""
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    n = weight.shape[1] // r
+    y = x @ weight[:, k * n : (k + 1) * n].T
+    return y if bias is None else y + bias / r
+
+
+def rms_norm(x: Tensor, weight: Tensor, config: LlamaConfig) -> Tensor:
+    return weight * x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + D/2]): Llama's checkpoints pair the halves, not neighbours."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+
+def rotary_table(config: LlamaConfig, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [1, T, D], from transformers, so that every scaling variant of the angles is right."""
+    return LlamaRotaryEmbedding(config)(like, torch.arange(length, device=like.device)[None])
+
+
+def layer_weights(state_dict: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
+    prefix = f"model.layers.{layer}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
