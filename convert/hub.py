@@ -61,7 +61,7 @@ def fetch_config(repo: str, revision: str | None) -> Path:
 
 
 def fetch_checkpoint(repo: str, revision: str | None) -> Path:
-    """A folder with weights, config, tokenizer and the rest; resumes what an earlier run began. Raises ValueError."""
+    """A folder with weights, config, tokenizer and the rest; what an earlier run got is kept. Raises ValueError."""
     from huggingface_hub import snapshot_download
 
     patterns = ["config.json", "README.md", *_WEIGHTS, *COMPANION_FILES]
@@ -89,7 +89,6 @@ def push(folder: Path, repo: str) -> str:
 
 def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str = "read") -> Any:
     """The answer to a request to the hub, as a path where it is one; its failures as sentences."""
-    import httpx
     from huggingface_hub import errors
 
     try:
@@ -111,15 +110,10 @@ def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str 
         raise ValueError(
             f"'{repo}' is no such folder here, and cannot be the name of a repository on the hub."
         ) from None
-    except (
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        httpx.TransportError,
-        ConnectionError,
-    ) as error:
-        raise HubUnreachableError(
-            f"The hub does not answer, and {repo} could not be {verb} ({type(error).__name__}): check the connection "
-            "and HF_ENDPOINT, then run the same command again; what is downloaded already is kept."
-        ) from None
     except errors.HfHubHTTPError as error:
         raise ValueError(f"The hub refused: {repo} could not be {verb} ({error.response.status_code}).") from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError) as error:
+        raise HubUnreachableError(
+            f"The hub does not answer, and {repo} could not be {verb} ({type(error).__name__}): check the connection "
+            "and HF_ENDPOINT, then run the same command again; files that came whole are kept."
+        ) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from .reference import reference_logits
 from .tiny import WIRINGS, rewired_model, tokens
@@ -24,7 +26,7 @@ def regions(draw: st.DrawFn, num_layers: int) -> list[dict[str, Any]]:
     cuts = sorted(draw(st.sets(st.integers(0, num_layers), min_size=2, max_size=4)))
     merge = draw(st.sampled_from(["sum", "mean"]))  # local parts of different merges may not mix
     wiring = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         for module in draw(st.sampled_from([("",), (":attn",), (":mlp",), (":attn", ":mlp"), ()])):
             wiring.append(draw(region(f"{start}-{stop}{module}", merge, whole_layers=not module)))
     return wiring
@@ -56,9 +58,9 @@ def cases(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "hidden_size": heads * draw(st.integers(1, 5)),
-        "head_dim": 2 * draw(st.integers(1, 4)),
-        "intermediate_size": tp_shards * draw(st.integers(1, 9)),
+        "hidden_size": heads * draw(st.integers(1, 4)) * 4,
+        "head_dim": 2 * draw(st.integers(2, 4)),
+        "intermediate_size": tp_shards * draw(st.integers(4, 12)),
         "attention_bias": draw(st.booleans()),
         "mlp_bias": draw(st.booleans()),
         "tie_word_embeddings": draw(st.booleans()),
@@ -95,14 +97,16 @@ def assert_like_reference(model: torch.nn.Module, wiring: list[dict[str, Any]], 
     direction = torch.randn_like(expected)
     (expected * direction).sum().backward()
     (logits * direction).sum().backward()
+    # a gradient that cancels to almost nothing (a key's bias) is compared on the scale of all gradients
+    scale = torch.cat([weight.grad.flatten() for weight in weights.values() if weight.grad is not None]).norm()
     for name, parameter in model.named_parameters():
         expected_gradient = weights[name].grad
         assert (parameter.grad is None) == (expected_gradient is None), name
         if parameter.grad is not None:
-            assert_close(parameter.grad, expected_gradient, name)
+            assert_close(parameter.grad, expected_gradient, name, floor=0.1 * scale)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor | None, name: str) -> None:
+def assert_close(actual: Tensor, expected: Tensor | None, name: str, floor: Tensor | float = 0.0) -> None:
     assert expected is not None
-    error = (actual - expected).norm() / expected.norm().clamp_min(1e-6)
+    error = (actual - expected).norm() / max(expected.norm(), floor)
     assert error < 1e-5, f"{name}: relative error {error:.2e}"

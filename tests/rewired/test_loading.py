@@ -1,0 +1,135 @@
+"""A checkpoint loads with the package and without it, survives saving, and is never mistaken for a dense one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import rewired
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
+
+from .tiny import WIRINGS, rewired_model, tokens
+
+CODE = {
+    "configuration_rewired_llama.py",
+    "modeling_rewired_llama.py",
+    "residual_stream.py",
+    "sharding.py",
+    "wiring.py",
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    rewired_model(WIRINGS["mixed"]).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens()).logits
+
+
+def test_auto_classes_load_it(checkpoint: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert type(model) is RewiredLlamaForCausalLM
+    assert torch.equal(logits(model), logits(rewired_like(checkpoint)))
+    assert type(AutoModel.from_pretrained(checkpoint)) is RewiredLlamaModel
+
+
+def rewired_like(checkpoint: Path) -> RewiredLlamaForCausalLM:
+    model = rewired_model(WIRINGS["mixed"])
+    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
+    return model
+
+
+def test_the_config_is_readable_and_names_our_class(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert config["architectures"] == ["RewiredLlamaForCausalLM"]
+    assert config["model_type"] == "rewired_llama"
+    assert config["tp_shards"] == 4
+    assert config["wiring"] == [
+        {"layers": "0-2:attn", "preset": "ladder", "peek": True},
+        {"layers": "0-1:mlp,2-4", "preset": "partial", "shared_fraction": 0.5, "merge": "sum"},
+        {"layers": "1-2:mlp", "preset": "standard"},
+        {"layers": "4-6", "preset": "parallel", "overlap": True},
+    ]
+    assert AutoConfig.from_pretrained(checkpoint).wiring == config["wiring"]
+
+
+def test_it_carries_its_code(checkpoint: Path) -> None:
+    assert {path.name for path in checkpoint.glob("*.py")} == CODE
+    for name in CODE:
+        assert (checkpoint / name).read_text() == (Path(rewired.__file__).parent / name).read_text()
+
+
+ALONE = """
+import sys
+sys.modules["rewired"] = None  # as where it is not installed
+import torch
+from transformers import AutoModelForCausalLM
+source, copy, tokens, logits = sys.argv[1:]
+for path in (source, copy):
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True).eval()
+    assert type(model).__name__ == "RewiredLlamaForCausalLM", type(model)
+    with torch.no_grad():
+        actual = model(torch.load(tokens, weights_only=True)).logits
+    assert torch.equal(actual, torch.load(logits, weights_only=True))
+    model.save_pretrained(copy)
+"""
+
+
+def test_a_fresh_interpreter_without_the_package_loads_saves_and_loads_it(checkpoint: Path, tmp_path: Path) -> None:
+    torch.save(tokens(), tmp_path / "tokens.pt")
+    torch.save(logits(rewired_like(checkpoint)), tmp_path / "logits.pt")
+    arguments = [checkpoint, tmp_path / "copy", tmp_path / "tokens.pt", tmp_path / "logits.pt"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    subprocess.run([sys.executable, "-c", ALONE, *map(str, arguments)], check=True, env=environment, cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "copy").glob("*.py")} == CODE
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "copy")) is RewiredLlamaForCausalLM
+
+
+IMPORTS = {
+    "rewired first": "import rewired; from transformers import AutoModelForCausalLM",
+    "rewired first, then a look for transformers": "import rewired, importlib.util; "
+    "importlib.util.find_spec('transformers'); from transformers import AutoModelForCausalLM",
+    "rewired last": "from transformers import AutoModelForCausalLM; import rewired",
+    "rewired in the middle": "from transformers import AutoConfig; import rewired; "
+    "from transformers import AutoModelForCausalLM",
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS.values(), ids=IMPORTS)
+def test_import_rewired_registers_in_any_order(imports: str, checkpoint: Path) -> None:
+    script = f"{imports}; import sys; print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(checkpoint)], capture_output=True, text=True, check=True, cwd=checkpoint
+    )
+    assert done.stdout.strip() == "RewiredLlamaForCausalLM"
+
+
+def test_import_rewired_alone_imports_neither_torch_nor_transformers() -> None:
+    script = "import sys, rewired, rewired.convert; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_gains_that_a_checkpoint_does_not_hold_start_at_one_without_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A conversion writes no tensors, so a peeking checkpoint may hold none."""
+    model = rewired_model(WIRINGS["ladder-peek"], random_gains=False)
+    stock_weights = {name: w for name, w in model.state_dict().items() if not name.endswith("_gain.weight")}
+    model.save_pretrained(tmp_path, state_dict=stock_weights)
+    capfd.readouterr()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded), logits(model))
+    assert "gain" not in capfd.readouterr().err
