@@ -1,0 +1,31 @@
+# Everything runs in .venv, which any target makes when it is missing.
+PYTHON ?= python3
+VENV := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install test lint demo bench-convert clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(VENV)/pip install --quiet --constraint constraints.txt torch setuptools wheel
+	$(VENV)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $(STAMP)
+
+test: install
+	$(VENV)/pytest --numprocesses 2 --dist loadgroup
+
+lint: install
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+
+demo: install
+	$(VENV)/python bench/demo.py
+
+bench-convert: install
+	$(VENV)/python bench/bench_convert.py
+
+clean:
+	rm -rf .venv build *.egg-info
