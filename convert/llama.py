@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rewired.wiring import Region, check_shards, complete, make_region, parse_wiring
+from rewired.wiring import Region, as_ranges, check_shards, complete, make_region, parse_wiring
 
 DENSE, REWIRED, AUTHORS_LADDER = "llama", "rewired_llama", "llamaLadder"
 
@@ -119,7 +119,8 @@ def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[Region]:
     if type(ladder_layers) is int and 0 <= ladder_layers <= num_layers:
         spec = f"-{ladder_layers}" if ladder_layers else ""
     elif isinstance(ladder_layers, list) and all(type(layer) is int for layer in ladder_layers):
-        spec = ",".join(str(layer) for layer in sorted(ladder_layers))
+        modules = [2 * layer + offset for layer in ladder_layers for offset in (0, 1)]
+        spec = ",".join(str(layer_range) for layer_range in as_ranges(modules))
     else:
         raise ValueError(
             f"config.json has ladder_layers {ladder_layers!r}: it must be a number of layers, at most {num_layers}, "

@@ -36,8 +36,9 @@ def find_source(source: str, revision: str | None = None, dtype: str | None = No
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ValueError(f"There is no file {source}.")
-        dequantise = partial(gguf.dequantise, path, dtype=dtype)
-        return Source(path.stem, path.name, dequantise, dequantise)
+        return Source(
+            path.stem, path.name, partial(gguf.read_config, path), partial(gguf.dequantise, path, dtype=dtype)
+        )
     if path.exists():
         raise ValueError(f"{source} is a file: point to a checkpoint's folder, or to a .gguf file.")
     repo = hub.SHORT_NAMES.get(source.lower(), source)
@@ -48,7 +49,8 @@ def find_source(source: str, revision: str | None = None, dtype: str | None = No
         )
     preview, fetch = _from_hub(hub.fetch_config, repo, revision), _from_hub(hub.fetch_checkpoint, repo, revision)
     if source.lower() == PACKAGED:
-        preview, fetch = _or_package(preview, dtype), _or_package(fetch, dtype)
+        preview = _or_package(preview, gguf.read_config)
+        fetch = _or_package(fetch, partial(gguf.dequantise, dtype=dtype))
     return Source(source.rsplit("/", 1)[-1], repo, preview, fetch)
 
 
@@ -56,13 +58,13 @@ def _from_hub(request: Callable[[str, str | None], Path], repo: str, revision: s
     return lambda _: request(repo, revision)
 
 
-def _or_package(from_hub: Callable[[Path], Path], dtype: str | None) -> Callable[[Path], Path]:
+def _or_package(from_hub: Callable[[Path], Path], from_gguf: Callable[[Path, Path], Path]) -> Callable[[Path], Path]:
     """The hub's answer or, where no hub can be reached, the same model from the package that carries it."""
 
     def get(scratch: Path) -> Path:
         try:
             return from_hub(scratch)
         except hub.HubUnreachableError:
-            return gguf.dequantise(gguf.packaged_smollm2(), scratch, dtype)
+            return from_gguf(gguf.packaged_smollm2(), scratch)
 
     return get

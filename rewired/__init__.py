@@ -27,10 +27,16 @@ def _register() -> None:
 
 
 class _RegisterAfterImport(MetaPathFinder):
-    """Lets the import system find transformers as ever, and registers our classes once it has run."""
+    """Lets the import system find transformers and our model as ever, and registers our classes after the import.
+
+    Our model's modules import transformers, so imports nest; the outermost one registers, when all are complete.
+    """
+
+    watched = ("transformers", f"{__name__}.configuration_rewired_llama", f"{__name__}.modeling_rewired_llama")
+    depth = 0
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != "transformers":
+        if fullname not in self.watched:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
@@ -38,9 +44,14 @@ class _RegisterAfterImport(MetaPathFinder):
             run_module = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                run_module(module)
-                sys.meta_path.remove(self)  # not before: others ask for the spec only to see whether there is one
-                _register()
+                self.depth += 1
+                try:
+                    run_module(module)
+                finally:
+                    self.depth -= 1
+                if self.depth == 0 and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _register()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -31,17 +31,14 @@ class RewiredLlamaConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        self.wiring = wiring_to_json(self.regions)
-
-    def validate_wiring(self) -> None:
-        """Part of `@strict`-powered validation: the wiring fits the layers, and tp_shards the sizes."""
         check_shards(
             self.tp_shards,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
             intermediate_size=self.intermediate_size,
         )
-        self.module_wirings()
+        self.wiring = wiring_to_json(self.regions)
+        self.module_wirings()  # raises where two regions do not go together
 
     @property
     def regions(self) -> list[Region]:

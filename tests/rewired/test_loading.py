@@ -101,6 +101,10 @@ IMPORTS = {
     "rewired first": "import rewired; from transformers import AutoModelForCausalLM",
     "rewired first, then a look for transformers": "import rewired, importlib.util; "
     "importlib.util.find_spec('transformers'); from transformers import AutoModelForCausalLM",
+    "the config class first": "from rewired.configuration_rewired_llama import RewiredLlamaConfig; "
+    "from transformers import AutoModelForCausalLM",
+    "the model class first": "from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM; "
+    "from transformers import AutoModelForCausalLM",
     "rewired last": "from transformers import AutoModelForCausalLM; import rewired",
     "rewired in the middle": "from transformers import AutoConfig; import rewired; "
     "from transformers import AutoModelForCausalLM",

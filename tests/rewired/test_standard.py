@@ -12,10 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from rewired import sharding
+from rewired.convert import Request, convert
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from ..conftest import PROSE
-from .tiny import WIRINGS, rewired_config, rewired_model, stock_twin, tokens
+from .tiny import WIRINGS, rewired_model, stock_twin, tokens
 
 SHAPES = {
     "gqa": {},
@@ -31,12 +32,12 @@ def test_tiny_models_are_bit_identical(shape: dict[str, Any], dtype: torch.dtype
     assert_bit_identical(model, stock_twin(model), tokens())
 
 
+@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_smollm2_is_bit_identical(smollm2: Path, dtype: torch.dtype) -> None:
+def test_smollm2_is_bit_identical(smollm2: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    dense = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "standard"}])).out
     stock = LlamaForCausalLM.from_pretrained(smollm2, dtype=dtype).eval()
-    config = rewired_config([], tp_shards=3, **stock.config.to_dict())
-    model = RewiredLlamaForCausalLM(config).to(dtype).eval()
-    model.load_state_dict(stock.state_dict())
+    model = RewiredLlamaForCausalLM.from_pretrained(dense, dtype=dtype).eval()
     prose = AutoTokenizer.from_pretrained(smollm2)(PROSE.read_text(), return_tensors="pt").input_ids[:, :64]
     assert_bit_identical(model, stock, prose)
 

@@ -1,0 +1,189 @@
+"""Bad input gets one sentence on stderr, exit status 2, no traceback, and nothing written. One case a line."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from .checkpoints import INDEX, edit_json, edit_tensors, make_llama, run, snapshot
+
+FIRST, LAST = "model-00001-of-00004.safetensors", "model-00004-of-00004.safetensors"
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+
+
+def corrupt_header(folder: Path, edit: Callable[[dict], None]) -> None:
+    """Rewrite the first shard's header, its data left as it is."""
+    path = folder / FIRST
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + size])
+    edit(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+
+
+def shift_offsets(header: dict) -> None:
+    header[EMBEDDING]["data_offsets"] = [end + 10**6 for end in header[EMBEDDING]["data_offsets"]]
+
+
+def name_twice(folder: Path) -> None:
+    path = folder / FIRST
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    text = raw[8 : 8 + size].rstrip()
+    entry = json.dumps({EMBEDDING: json.loads(text)[EMBEDDING]}).encode()
+    text = entry[:-1] + b"," + text[1:]
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+
+
+def only_pickle(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"never read")
+
+
+def point_index(folder: Path, target: str) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"][NORM] = target
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def link_out(folder: Path) -> None:
+    outside = folder.parent / "elsewhere.safetensors"
+    (folder / LAST).rename(outside)
+    (folder / LAST).symlink_to(outside)
+
+
+def truncate(folder: Path, keep: int) -> None:
+    (folder / FIRST).write_bytes((folder / FIRST).read_bytes()[:keep])
+
+
+BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
+    "not a Llama": (lambda f: edit_json(f / "config.json", model_type="gpt2"), "model_type 'gpt2'"),
+    "no model_type": (lambda f: edit_json(f / "config.json", model_type=None), "model_type 'None'"),
+    "a size is missing": (lambda f: edit_json(f / "config.json", hidden_size=None), "hidden_size None"),
+    "a size is no number": (lambda f: edit_json(f / "config.json", vocab_size="61"), "vocab_size '61'"),
+    "quantised": (lambda f: edit_json(f / "config.json", quantization_config={"bits": 4}), "is quantised"),
+    "pickle only": (only_pickle, "pickled weights (pytorch_model.bin)"),
+    "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "holds no weights"),
+    "truncated in the data": (lambda f: truncate(f, -100), "not a whole safetensors file"),
+    "truncated in the header": (lambda f: truncate(f, 20), "inside its header"),
+    "empty file": (lambda f: truncate(f, 0), "inside its header"),
+    "header is no JSON": (lambda f: (f / FIRST).write_bytes(struct.pack("<Q", 4) + b"oops"), "header is not JSON"),
+    "header claims too much": (lambda f: (f / FIRST).write_bytes(struct.pack("<Q", 1 << 60)), "inside its header"),
+    "offsets beyond the file": (lambda f: corrupt_header(f, shift_offsets), "not a whole safetensors file"),
+    "a malformed entry": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].pop("dtype")), "is malformed"),
+    "a negative shape": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].update(shape=[-61, -32])), "is malformed"),
+    "a tensor twice in a file": (name_twice, "twice"),
+    "a missing shard": (lambda f: (f / LAST).unlink(), "is missing"),
+    "index points to a parent": (lambda f: point_index(f, "../other.safetensors"), "points outside its folder"),
+    "index points to an absolute path": (lambda f: point_index(f, "/etc/hostname"), "points outside its folder"),
+    "a link leads out": (link_out, "is a link that leaves its folder"),
+    "index is no JSON": (lambda f: (f / INDEX).write_text("nope"), "is not JSON"),
+    "index without a map": (lambda f: (f / INDEX).write_text("{}"), "has no weight_map"),
+    "index misplaces a tensor": (lambda f: point_index(f, FIRST), "places 'model.norm.weight'"),
+    "a tensor in two files": (
+        lambda f: edit_tensors(f / FIRST, {NORM: torch.ones(32)}),
+        "'model.norm.weight' is in both",
+    ),
+    "a tensor is missing": (lambda f: edit_tensors(f / FIRST, {EMBEDDING: None}), "model.embed_tokens.weight"),
+    "a wrong shape": (lambda f: edit_tensors(f / FIRST, {EMBEDDING: torch.ones(61, 31)}), "has shape [61, 31]"),
+    "a tokenizer that is a link out": (
+        lambda f: [(f / "tokenizer.json").unlink(), (f / "tokenizer.json").symlink_to("/etc/hostname")],
+        "is a link that leaves its folder",
+    ),
+    "ladder_layers of the authors' format beyond the model": (
+        lambda f: edit_json(f / "config.json", model_type="llamaLadder", ladder_layers=7),
+        "ladder_layers 7",
+    ),
+    "a wiring that is none": (
+        lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2"}]),
+        "needs 'layers' and 'preset'",
+    ),
+}
+
+
+@pytest.mark.parametrize("break_it, sentence", BROKEN_SOURCES.values(), ids=BROKEN_SOURCES)
+def test_broken_source(break_it: Callable[[Path], object], sentence: str, tmp_path: Path) -> None:
+    break_it(make_llama(tmp_path / "source"))
+    assert_refused(tmp_path, ["source", "out", "--ladder-layers", "2-4"], sentence)
+
+
+BAD_REQUESTS = {
+    "no such source": (["nowhere", "--ladder-layers", "2-4"], "There is no folder 'nowhere'"),
+    "no such file": (["model.gguf", "--ladder-layers", "2-4"], "There is no file model.gguf"),
+    "a file as source": (["source/config.json", "--ladder-layers", "2-4"], "is a file"),
+    "nothing to do": (["source"], "Nothing to rewire"),
+    "an empty range": (["source", "--ladder-layers", "3-3"], "name no layer"),
+    "a reversed range": (["source", "--ladder-layers", "4-2"], "name no layer"),
+    "a range beyond the model": (["source", "--ladder-layers", "4-7"], "lie beyond the model"),
+    "more last layers than there are": (["source", "--ladder-layers", "-7"], "lie beyond the model"),
+    "no range": (["source", "--ladder-layers", "upper"], "is not a range of layers"),
+    "a bare dash": (["source", "--ladder-layers", "-"], "is not a range of layers"),
+    "an unknown module": (["source", "--ladder-layers", "2-4:norm"], "is not a range of layers"),
+    "a layer twice": (["source", "--ladder-layers", "2-4", "--desync-layers", "3-5"], "Layer 3 is named twice"),
+    "a layer twice in one option": (["source", "--ladder-layers", "2-4,3-5"], "Layer 3 is named twice"),
+    "n of 1": (["source", "--desync-layers", "2-4", "--desync-every", "1"], "'every' of layers 2-4 is 1"),
+    "p above 1": (["source", "--partial-layers", "2-4", "--shared-fraction", "1.5"], "'shared_fraction' of layers"),
+    "p below 0": (["source", "--partial-layers", "2-4", "--shared-fraction", "-0.1"], "'shared_fraction' of layers"),
+    "p is nan": (["source", "--partial-layers", "2-4", "--shared-fraction", "nan"], "'shared_fraction' of layers"),
+    "no p": (["source", "--partial-layers", "2-4"], "need a shared fraction"),
+    "p without layers": (["source", "--ladder-layers", "2-4", "--shared-fraction", "0.5"], "--shared-fraction goes"),
+    "n without layers": (["source", "--ladder-layers", "2-4", "--desync-every", "4"], "--desync-every goes with"),
+    "merge without layers": (["source", "--ladder-layers", "2-4", "--merge", "mean"], "--merge goes with"),
+    "an unknown merge": (["source", "--desync-layers", "2-4", "--merge", "max"], "'merge' of layers 2-4 is 'max'"),
+    "parallel for one module": (["source", "--parallel-layers", "2-4:mlp"], "cannot cover only one of them"),
+    "r that does not divide": (["source", "--ladder-layers", "2-4", "--tp-shards", "3"], "does not divide"),
+    "r divides heads, not KV heads": (["source", "--ladder-layers", "2-4", "--tp-shards", "8"], "key_value_heads 4"),
+    "r of 0": (["source", "--ladder-layers", "2-4", "--tp-shards", "0"], "at least 1"),
+    "an unknown dtype": (["source", "--ladder-layers", "2-4", "--dtype", "int8"], "'int8' is no dtype"),
+    "to-llama of a rewired": (["source", "--ladder-layers", "2-4", "--to-llama"], "some layers are rewired"),
+    "out exists": (["source", "taken", "--ladder-layers", "2-4"], "taken exists"),
+    "force on what is no checkpoint": (
+        ["source", "taken", "--ladder-layers", "2-4", "--force"],
+        "no checkpoint folder",
+    ),
+    "out is the source": (["source", "source", "--ladder-layers", "2-4", "--force"], "is, or holds, the source"),
+    "out holds the source": (["source", ".", "--ladder-layers", "2-4", "--force"], "is, or holds, the source"),
+}
+
+
+@pytest.mark.parametrize("arguments, sentence", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_bad_request(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    make_llama(tmp_path / "source")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("precious")
+    assert_refused(tmp_path, arguments, sentence)
+
+
+def assert_refused(folder: Path, arguments: list[str], sentence: str) -> None:
+    before = snapshot(folder)
+    done = run("convert", *arguments, cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert done.stderr.startswith("convert: ")
+    assert done.stderr.count("\n") == 1, "one sentence, on one line"
+    assert done.stdout == ""
+    assert snapshot(folder) == before
+    assert {path.name for path in folder.iterdir()} <= {"source", "taken", "elsewhere.safetensors"}
+
+
+def test_an_unknown_option_is_a_usage_error(tmp_path: Path) -> None:
+    done = run("convert", "source", "--lader-layers", "2-4", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--ladder-layers" in done.stderr, "names what was meant"
+    assert "Traceback" not in done.stderr
+
+
+def test_info_refuses_in_one_sentence_too(tmp_path: Path) -> None:
+    done = run("rewired", "info", "nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rewired info: There is no folder 'nowhere'")

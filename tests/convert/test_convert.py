@@ -1,0 +1,305 @@
+"""What a conversion writes, from every kind of source, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+import rewired
+from rewired.convert import Request, convert
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+
+from .checkpoints import INDEX, edit_json, make_llama, run, snapshot
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama(tmp_path / "tiny-llama")
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def logits(path: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(path)(torch.arange(12).view(2, 6)).logits
+
+
+def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
+    before = snapshot(source)
+    done = run("convert", "tiny-llama", "--ladder-layers", "2-4", cwd=source.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = source.parent / "tiny-llama-ladder-2-4"
+    names = {path.name for path in out.iterdir()}
+    weights = {path.name for path in source.glob("model*")}
+    companions = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    code = {"configuration_rewired_llama.py", "modeling_rewired_llama.py"}
+    code |= {"residual_stream.py", "sharding.py", "wiring.py"}
+    assert names == weights - {"modeling_evil.py"} | companions | code | {"config.json", "README.md"}
+    for name in weights - {"modeling_evil.py"} | companions:
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    for name in code:
+        assert (out / name).read_bytes() == (Path(rewired.__file__).parent / name).read_bytes()
+    assert snapshot(source) == before
+
+
+def test_the_config_says_what_was_done_and_keeps_the_rest(source: Path) -> None:
+    out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
+    before, after = config_of(source), config_of(out)
+    changed = {"model_type", "architectures", "auto_map", "tp_shards", "wiring"}
+    assert {name: value for name, value in after.items() if name not in changed} == {
+        name: value for name, value in before.items() if name not in changed
+    }
+    assert after["model_type"] == "rewired_llama"
+    assert after["architectures"] == ["RewiredLlamaForCausalLM"]
+    assert after["tp_shards"] == 4  # 8 does not divide the 4 KV heads
+    assert after["wiring"] == [
+        {"layers": "0-2", "preset": "standard"},
+        {"layers": "2-4", "preset": "ladder"},
+        {"layers": "4-6", "preset": "standard"},
+    ]
+
+
+def test_it_loads_as_our_class_and_computes_the_new_wiring(source: Path) -> None:
+    out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder", "peek": True}])).out
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert type(model) is RewiredLlamaForCausalLM
+    wiring = {attn.region.describe() for attn, _ in model.config.module_wirings()}
+    assert wiring == {"standard", "ladder + peek"}
+    assert not torch.allclose(logits(out), logits(source))
+
+
+def test_a_single_file_and_tied_weights_convert(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "tied", sharded=False, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    out = convert(source, tmp_path / "out", Request([{"layers": "0-", "preset": "standard", "peek": True}])).out
+    assert torch.equal(logits(out), logits(source))  # standard waits: there is nothing to peek at
+
+
+OPTIONS = {
+    "ladder-2-4": ["--ladder-layers", "2-4"],
+    "ladder-4-6": ["--ladder-layers", "-2"],
+    "ladder-3-6": ["--ladder-layers", "3-"],
+    "ladder-5-6": ["--ladder-layers", "5"],
+    "ladder-peek-2-4": ["--ladder-layers", "2-4", "--peek"],
+    "ladder-0-2_4-6": ["--ladder-layers", "0-2,4-6"],
+    "ladder-2-4-attn": ["--ladder-layers", "2-4:attn"],
+    "desync-4x-2-6": ["--desync-layers", "2-6", "--desync-every", "4"],
+    "desync-2x-mean-2-6": ["--desync-layers", "2-6", "--merge", "mean"],
+    "desync-2x-overlap-2-6": ["--desync-layers", "2-6", "--overlap"],
+    "partial-0.5-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5"],
+    "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
+    "parallel-0-2-ladder-4-6": ["--parallel-layers", "0-2", "--ladder-layers", "4-6"],
+}
+
+
+@pytest.mark.parametrize("name, options", OPTIONS.items(), ids=OPTIONS)
+def test_every_option_is_named_in_the_default_output_and_loads(name: str, options: list[str], source: Path) -> None:
+    done = run("convert", "tiny-llama", *options, cwd=source.parent)
+    assert done.returncode == 0, done.stderr
+    assert torch.isfinite(logits(source.parent / f"tiny-llama-{name}")).all()
+
+
+def test_the_table_tells_collectives_before_and_after(source: Path) -> None:
+    options = ["--desync-layers", "2-6", "--desync-every", "4", "--json"]
+    report = json.loads(run("convert", "tiny-llama", *options, cwd=source.parent).stdout)
+    # 32 channels of 4 bytes, sent 2 * 3 / 4 times by each of 4 ranks
+    assert report["per_token_dense"] == {"all_reduces": 12, "exposed": 12, "bytes_sent": 12 * 32 * 4 * 3 // 2}
+    assert report["per_token"] == {"all_reduces": 6, "exposed": 6, "bytes_sent": 6 * 32 * 4 * 3 // 2}
+    assert [row["wiring"] for row in report["layers"]] == ["standard", "desync-4x"]
+    assert report["tp_shards"] == 4
+    assert "4 KV heads" in report["notes"][0]
+
+
+def test_ladder_hides_every_all_reduce_but_its_region_s_last(source: Path) -> None:
+    request = Request([{"layers": "2-6", "preset": "ladder"}])
+    traffic = convert(source, request=request, dry_run=True).plan.table.total
+    assert (traffic.all_reduces, traffic.exposed) == (12, 4)  # layer 1's MLP hides too, and the final norm waits
+
+
+def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
+    request = Request([{"layers": "0-", "preset": "partial", "shared_fraction": 0.5}])
+    table = convert(source, request=request, dry_run=True).plan.table
+    assert table.total.bytes_sent / table.dense.bytes_sent == pytest.approx((11 * 0.5 + 1) / 12)
+
+
+def test_the_printed_table_shows_layers_and_totals(source: Path) -> None:
+    printed = run("convert", "tiny-llama", "--ladder-layers", "2-4", cwd=source.parent).stdout
+    assert "wrote tiny-llama-ladder-2-4" in printed
+    assert "before: dense" in printed
+    assert "tp_shards 4 (the largest number up to 8 that divides 8 heads, 4 KV heads and MLP width 48)" in printed
+
+
+def test_a_dry_run_checks_everything_and_writes_nothing(source: Path) -> None:
+    before = snapshot(source.parent)
+    done = run("convert", "tiny-llama", "--ladder-layers", "2-4", "--dry-run", cwd=source.parent)
+    assert done.returncode == 0
+    assert "would write tiny-llama-ladder-2-4" in done.stdout
+    (source / "model-00002-of-00004.safetensors").write_bytes(b"")
+    broken = run("convert", "tiny-llama", "--ladder-layers", "2-4", "--dry-run", cwd=source.parent)
+    assert broken.returncode == 2
+    (source / "model-00002-of-00004.safetensors").write_bytes(before["tiny-llama/model-00002-of-00004.safetensors"])
+    assert snapshot(source.parent) == before
+
+
+class TestRewiringAgain:
+    def rewired(self, source: Path, *entries: dict[str, Any], out: str = "again", **options: Any) -> Path:
+        return convert(source, source.parent / out, Request(list(entries), **options)).out
+
+    def test_named_layers_change_and_the_others_keep_their_wiring(self, source: Path) -> None:
+        first = self.rewired(source, {"layers": "1-5", "preset": "ladder", "peek": True}, out="first", tp_shards=2)
+        second = self.rewired(first, {"layers": "2-3", "preset": "parallel"})
+        assert config_of(second)["wiring"] == [
+            {"layers": "0-1", "preset": "standard"},
+            {"layers": "1-2,3-5", "preset": "ladder", "peek": True},
+            {"layers": "2-3", "preset": "parallel"},
+            {"layers": "5-6", "preset": "standard"},
+        ]
+        assert config_of(second)["tp_shards"] == 2
+
+    def test_back_to_dense_and_to_a_stock_llama(self, source: Path) -> None:
+        first = self.rewired(source, {"layers": "1-5", "preset": "desync"}, out="first")
+        dense = self.rewired(first, {"layers": "0-", "preset": "standard"}, out="dense")
+        assert torch.equal(logits(dense), logits(source))
+        stock = self.rewired(dense, to_llama=True, out="stock")
+        assert config_of(stock) == config_of(source)
+        assert not list(stock.glob("*.py"))
+        assert torch.equal(LlamaForCausalLM.from_pretrained(stock)(torch.arange(6)[None]).logits, logits_of_row(source))
+
+    def test_trained_gains_are_never_carried_into_another_wiring(self, source: Path) -> None:
+        first = self.rewired(source, {"layers": "2-6", "preset": "ladder", "peek": True}, out="first")
+        AutoModelForCausalLM.from_pretrained(first).save_pretrained(source.parent / "trained")
+        trained = source.parent / "trained"
+        assert any(name.endswith("_gain.weight") for name in load_file(trained / "model.safetensors"))
+        with pytest.raises(ValueError, match="gains that were fitted for its present wiring"):
+            self.rewired(trained, {"layers": "2-6", "preset": "desync"})
+        with pytest.raises(ValueError, match="gains"):
+            self.rewired(trained, tp_shards=2)
+        more = self.rewired(trained, {"layers": "0-2", "preset": "parallel"})
+        assert torch.isfinite(logits(more)).all()
+
+
+def logits_of_row(path: Path) -> torch.Tensor:
+    return LlamaForCausalLM.from_pretrained(path)(torch.arange(6)[None]).logits
+
+
+@pytest.mark.parametrize("ladder_layers", [3, [3, 4, 5]], ids=["last n", "a list"])
+def test_the_ladder_authors_own_format(ladder_layers: Any, source: Path) -> None:
+    edit_json(source / "config.json", model_type="llamaLadder", ladder_layers=ladder_layers)
+    out = convert(source, source.parent / "out").out
+    assert config_of(out)["wiring"][-1] == {"layers": "3-6", "preset": "ladder"}
+    assert "ladder_layers" not in config_of(out)
+    twin = make_llama(source.parent / "twin")
+    expected = convert(twin, source.parent / "expected", Request([{"layers": "3-6", "preset": "ladder"}])).out
+    assert torch.equal(logits(out), logits(expected))
+
+
+@pytest.mark.parametrize("dtype, expected", [("bf16", torch.bfloat16), ("float16", torch.float16)])
+def test_dtype_casts_the_weights(dtype: str, expected: torch.dtype, source: Path) -> None:
+    done = run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--dtype", dtype, cwd=source.parent)
+    assert done.returncode == 0, done.stderr
+    out = source.parent / "out"
+    original = {name: t for file in source.glob("*.safetensors") for name, t in load_file(file).items()}
+    for file in out.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            assert torch.equal(tensor, original[name].to(expected)), name
+    index = json.loads((out / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * 2 for t in original.values())
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == expected
+
+
+def test_the_same_dtype_links_and_reads_no_tensor(source: Path) -> None:
+    out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}], dtype="float32")).out
+    assert all(file.stat().st_nlink == 2 for file in out.glob("*.safetensors"))
+
+
+def test_the_model_card_tells_what_it_is_and_how_it_was_made(source: Path) -> None:
+    run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--peek", cwd=source.parent)
+    card = (source.parent / "out" / "README.md").read_text()
+    assert card.startswith('---\nbase_model: "tiny-llama"\nlibrary_name: transformers\n')
+    assert "license: llama3.1\n" in card
+    assert "| 2-4 | ladder + peek | 4 | 1 |" in card
+    assert "    convert tiny-llama out --ladder-layers 2-4 --peek\n" in card
+
+
+def test_the_same_command_under_the_umbrella(source: Path) -> None:
+    run("convert", "tiny-llama", "one", "--ladder-layers", "2-4", cwd=source.parent)
+    run("rewired", "convert", "tiny-llama", "two", "--ladder-layers", "2-4", cwd=source.parent)
+    one, two = snapshot(source.parent / "one"), snapshot(source.parent / "two")
+    assert {name: data for name, data in one.items() if name != "README.md"} == {
+        name: data for name, data in two.items() if name != "README.md"
+    }
+
+
+def test_info_prints_any_checkpoint_s_layers(source: Path) -> None:
+    run("convert", "tiny-llama", "out", "--desync-layers", "2-6", cwd=source.parent)
+    for name, wirings in {"tiny-llama": ["standard"], "out": ["standard", "desync-2x"]}.items():
+        report = json.loads(run("rewired", "info", name, "--json", cwd=source.parent).stdout)
+        assert [row["wiring"] for row in report["layers"]] == wirings
+        printed = run("rewired", "info", name, cwd=source.parent).stdout
+        assert all(wiring in printed for wiring in wirings)
+
+
+def test_a_conversion_imports_neither_torch_nor_transformers(source: Path) -> None:
+    script = (
+        "import sys; from rewired.convert.cli import main; sys.argv = ['rewired', *sys.argv[1:]]\n"
+        "try: main()\nexcept SystemExit as done: print(done.code, {'torch', 'transformers'} & set(sys.modules))"
+    )
+    for arguments in (["convert", "tiny-llama", "--ladder-layers", "2-4"], ["info", "tiny-llama"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], cwd=source.parent, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "0 set()"
+
+
+def test_help_teaches_with_examples(tmp_path: Path) -> None:
+    printed = run("convert", "--help", cwd=tmp_path).stdout
+    assert "convert llama-3.1-8b --ladder-layers 16-32" in printed
+    assert "half-open" in printed
+
+
+def test_a_hub_cache_snapshot_s_links_into_its_blobs_are_followed(source: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--tiny"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot_folder = repository / "snapshots" / "5eed"
+    snapshot_folder.mkdir(parents=True)
+    for number, path in enumerate(path for path in source.iterdir() if path.suffix != ".py"):
+        path.rename(repository / "blobs" / str(number))
+        (snapshot_folder / path.name).symlink_to(f"../../blobs/{number}")
+    out = convert(snapshot_folder, tmp_path / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
+    assert not any(path.is_symlink() for path in out.iterdir())
+    assert torch.isfinite(logits(out)).all()
+
+
+class TestGguf:
+    def test_smollm2_from_its_package_chats_and_is_a_rewired_model(self, smollm2_gguf: Path, tmp_path: Path) -> None:
+        done = run("convert", smollm2_gguf, "out", "--ladder-layers", "28-30", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+        assert (type(model), model.dtype) == (RewiredLlamaForCausalLM, torch.bfloat16)
+        prompt = tokenizer("The capital of France is", return_tensors="pt")
+        answer = model.generate(**prompt, max_new_tokens=3, do_sample=False)[0]
+        assert "Paris" in tokenizer.decode(answer)
+        assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+    def test_what_is_no_gguf_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "fake.gguf").write_bytes(b"GGUFnonsense")
+        done = run("convert", "fake.gguf", "--ladder-layers", "2-4", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "cannot be read as GGUF" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_the_short_name_takes_the_package_where_no_hub_answers(self, smollm2_gguf: Path, tmp_path: Path) -> None:
+        environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        done = run("convert", "smollm2-135m", "--ladder-layers", "15-30", "--dry-run", cwd=tmp_path, **environment)
+        assert done.returncode == 0, done.stderr
+        assert "would write smollm2-135m-ladder-15-30" in done.stdout

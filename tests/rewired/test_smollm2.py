@@ -1,0 +1,51 @@
+"""Right after conversion, a real model is hurt as much as measured for the design, in the same order."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rewired  # noqa: F401 - registers the classes
+from rewired.convert import Request, convert
+
+from ..conftest import PROSE
+
+# Perplexity over the original's, on our prose. In brackets what the design measured on another text.
+RATIOS: dict[str, tuple[dict[str, Any], float]] = {
+    "desync-2x [1.60]": ({"layers": "15-30", "preset": "desync"}, 1.663),
+    "desync-4x [2.05]": ({"layers": "15-30", "preset": "desync", "every": 4}, 2.086),
+    "ladder + peek [2.14]": ({"layers": "15-30", "preset": "ladder", "peek": True}, 2.245),
+    "ladder [3.50]": ({"layers": "15-30", "preset": "ladder"}, 3.217),
+    "ladder + peek, 10-30 [4.81]": ({"layers": "10-30", "preset": "ladder", "peek": True}, 3.645),
+    "desync-2x by mean [7.65]": ({"layers": "15-30", "preset": "desync", "merge": "mean"}, 4.711),
+}
+
+
+def perplexity(path: Path) -> float:
+    """On the first 4 x 512 tokens of our prose."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    prose = AutoTokenizer.from_pretrained(path)(PROSE.read_text(), return_tensors="pt").input_ids[:, :2048]
+    with torch.no_grad():
+        losses = [model(window, labels=window).loss.item() for window in prose.view(4, 1, 512)]
+    return math.exp(sum(losses) / 4)
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_perplexity_right_after_conversion(smollm2: Path, tmp_path: Path) -> None:
+    original = perplexity(smollm2)
+    ratios = {}
+    for name, (entry, _) in RATIOS.items():
+        ratios[name] = perplexity(convert(smollm2, tmp_path / name, Request([entry])).out) / original
+    assert ratios == pytest.approx({name: expected for name, (_, expected) in RATIOS.items()}, rel=0.02)
+    assert list(ratios.values()) == sorted(ratios.values()), "the order of the gaps is the design's"
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_conversion_of_no_layer_keeps_the_perplexity(smollm2: Path, tmp_path: Path) -> None:
+    out = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "ladder", "overlap": False}])).out
+    assert perplexity(out) == perplexity(smollm2)
