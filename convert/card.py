@@ -10,7 +10,9 @@ from pathlib import Path
 from .plan import LayerTable
 
 
-def model_card(name: str, base_model: str, source: Path, table: LayerTable, notes: Sequence[str], command: str) -> str:
+def model_card(
+    name: str, base_model: str, source: Path, table: LayerTable, notes: Sequence[str], command: str, is_stock: bool
+) -> str:
     """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved."""
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
@@ -22,6 +24,8 @@ def model_card(name: str, base_model: str, source: Path, table: LayerTable, note
         notes="\n".join(f"- {note}" for note in notes),
         tp_shards=table.tp_shards,
         command=command,
+        intro=(_INTRO_STOCK if is_stock else _INTRO).format(base_model=base_model),
+        imports="" if is_stock else "\n    import rewired  # or, where it is not installed: trust_remote_code=True",
     )
 
 
@@ -44,13 +48,18 @@ def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
     return f"| {layers} | {wiring} | {traffic['all_reduces']} | {traffic['exposed']} | {traffic['bytes_sent']:,} |"
 
 
+_INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`: what changed is what each layer reads and
+what it reduces, and the weights are those of its source. A freshly rewired model is a starting point: adapt it before
+you rely on it."""
+
+_INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
+
 _CARD = """---
 {front_matter}
 ---
 # {name}
 
-`{base_model}`, rewired for faster tensor parallelism with `rewired`. The weights are the base model's; what changed is
-what each layer reads and what it reduces. A freshly rewired model is a starting point: adapt it before you rely on it.
+{intro}
 
 | layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |
 |---|---|---|---|---|
@@ -66,8 +75,7 @@ Made by:
     {command}
 
 ## Load it
-
-    import rewired  # or, where it is not installed: trust_remote_code=True
+{imports}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")

@@ -224,7 +224,10 @@ def _bar() -> Any:
 def _push(folder: Path, repo: str) -> str:
     from .hub import push
 
-    return push(folder, repo)
+    try:
+        return push(folder, repo)
+    except ValueError as error:
+        raise ValueError(f"{error} {folder} is written; `hf upload {repo} {folder}` uploads it later.") from None
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:

@@ -26,6 +26,7 @@ from .sources import Source, find_source
 # what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
 MODEL_CODE = (
     "configuration_rewired_llama.py",
+    "layer_ranges.py",
     "modeling_rewired_llama.py",
     "residual_stream.py",
     "sharding.py",
@@ -180,7 +181,15 @@ def _write(
         _write_index(checkpoint, staging)
     (staging / "config.json").write_text(_json(_new_config(checkpoint, plan, request)), encoding="utf-8")
     (staging / "README.md").write_text(
-        model_card(out.name, source.base_model, checkpoint.folder, plan.table, plan.notes, request.command),
+        model_card(
+            out.name,
+            source.base_model,
+            checkpoint.folder,
+            plan.table,
+            plan.notes,
+            request.command,
+            is_stock=request.to_llama,
+        ),
         encoding="utf-8",
     )
     if not request.to_llama:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rewired.wiring import Region, as_ranges, check_shards, complete, make_region, parse_wiring
+from rewired.layer_ranges import as_ranges
+from rewired.wiring import Region, check_shards, complete, make_region, parse_wiring
 
 DENSE, REWIRED, AUTHORS_LADDER = "llama", "rewired_llama", "llamaLadder"
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewired.wiring import ModuleWiring, Region, as_ranges, complete, make_region, resolve
+from rewired.layer_ranges import as_ranges
+from rewired.wiring import ModuleWiring, Region, complete, make_region, resolve
 
 from .llama import LlamaShape
 

@@ -25,6 +25,7 @@ class RewiredLlamaConfig(LlamaConfig):
     """
 
     model_type = "rewired_llama"
+    base_model_tp_plan = {}  # LlamaConfig's plan would reduce at each projection, which is the residual stream's part
 
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1

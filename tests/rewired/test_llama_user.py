@@ -166,6 +166,17 @@ def test_bfloat16_stays_close_to_float32(wiring: list[dict[str, Any]]) -> None:
 
 
 @every_wiring
+def test_trains_under_autocast(wiring: list[dict[str, Any]]) -> None:
+    model, input_ids = rewired_model(wiring).train(), tokens()
+    expected = gradients(model, input_ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(model, input_ids)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert (gradient - expected[name]).norm() < 0.2 * expected[name].norm() + 0.01, name
+
+
+@every_wiring
 def test_compiles_to_one_graph(wiring: list[dict[str, Any]]) -> None:
     model = rewired_model(wiring)
     expected = model(tokens()).logits

@@ -20,6 +20,7 @@ from .tiny import WIRINGS, rewired_model, tokens
 
 CODE = {
     "configuration_rewired_llama.py",
+    "layer_ranges.py",
     "modeling_rewired_llama.py",
     "residual_stream.py",
     "sharding.py",

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.wiring import ModuleWiring, as_ranges, parse_layers, parse_wiring, resolve, wiring_to_json
+from rewired.layer_ranges import as_ranges, parse_layers
+from rewired.wiring import ModuleWiring, parse_wiring, resolve, wiring_to_json
 
 from .test_against_reference import regions
 from .tiny import SIZES, rewired_config
