@@ -48,9 +48,9 @@ def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
     return f"| {layers} | {wiring} | {traffic['all_reduces']} | {traffic['exposed']} | {traffic['bytes_sent']:,} |"
 
 
-_INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`: what changed is what each layer reads and
-what it reduces, and the weights are those of its source. A freshly rewired model is a starting point: adapt it before
-you rely on it."""
+_INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`: what changed is what each layer reads
+and what it reduces, and the weights are those of its source. A freshly rewired model is a starting point: adapt it
+before you rely on it."""
 
 _INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
 

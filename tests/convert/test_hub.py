@@ -103,7 +103,7 @@ def test_only_the_files_of_the_conversion_are_asked_for(hub: HubServer, work: Pa
     assert asked_for(hub) == set(snapshot(tiny)) - set(DECOYS)
 
 
-def test_neither_code_nor_pickles_come_along_whatever_their_names(tiny: Path, tmp_path: Path, work: Path) -> None:
+def test_neither_code_nor_pickles_come_along_whatever_their_names(tmp_path: Path, work: Path) -> None:
     """Names that begin as a tokenizer's files do, as in old remote-code repositories."""
     folder = make_llama(tmp_path / "evil")
     decoys = {"tokenizer_evil.py", "vocab.pkl", "tokenizer.bin"}
