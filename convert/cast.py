@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ def parse_dtype(name: str) -> str:
 
 def needs_cast(tensors: Iterable[TensorInfo], dtype: str) -> bool:
     return any(info.dtype in DTYPES.values() and info.dtype != DTYPES[dtype] for info in tensors)
+
+
+def cast_size(tensors: Iterable[TensorInfo], dtype: str) -> int:
+    """Bytes of tensor data after the cast."""
+    return sum(
+        replace(info, dtype=DTYPES[dtype] if info.dtype in DTYPES.values() else info.dtype).size for info in tensors
+    )
 
 
 def cast(files: Iterable[Path], folder: Path, dtype: str, on_bytes: Callable[[int], None]) -> None:

@@ -101,6 +101,7 @@ def convert(
         checkpoint = Checkpoint.open(found.fetch(made))
         _write(found, checkpoint, plan, request, target, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
+        destination.check_free(target, found.folder, force)  # copying took time: something may have come there
     return Conversion(target, plan)
 
 
@@ -167,12 +168,12 @@ def _write(
     tensors = _checked_tensors(checkpoint, plan)
     files = checkpoint.weight_files()
     is_cast = request.dtype is not None and cast.needs_cast(tensors.values(), request.dtype)
-    copy = is_cast or request.copy or not destination.can_link(files[0], out)
-    if copy:
-        destination.check_space(out, sum(file.stat().st_size for file in files))
     if request.dtype is not None and is_cast:
+        destination.check_space(out, cast.cast_size(tensors.values(), request.dtype))
         cast.cast(files, staging, request.dtype, on_bytes)
     else:
+        copy = request.copy or not destination.can_link(files[0], out)
+        destination.check_space(out, sum(file.stat().st_size for file in files) if copy else 0)
         destination.place(files, staging, copy, on_bytes)
     for path in _companions(checkpoint.folder):
         (staging / path).parent.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CHUNK = 16 << 20  # bytes copied at a time
@@ -31,34 +31,50 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
     What a killed run left behind is removed first. Raises ValueError if another process is writing `out`.
     """
+    missing_parents = [folder for folder in out.absolute().parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     staging, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
+    if staging.is_symlink():
+        staging.unlink()
     staging.mkdir(exist_ok=True)
     lock = os.open(staging, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _empty(staging)
-        shutil.rmtree(replaced, ignore_errors=True)
+        for leftover in (*staging.iterdir(), replaced):
+            _remove(leftover)
         yield staging
-        if out.exists():
-            out.rename(replaced)
-        staging.rename(out)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _swap(staging, out, replaced)
     except BlockingIOError:
         raise ValueError(f"Another conversion is writing {out}: wait for it, or choose another name.") from None
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):  # somebody else may have put something there
+            for folder in missing_parents:
+                folder.rmdir()
         raise
     finally:
         os.close(lock)
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def _swap(staging: Path, out: Path, replaced: Path) -> None:
+    """Put `staging` in the place of `out`, which stays what it was if that fails."""
+    if not out.exists():
+        staging.rename(out)
+        return
+    out.rename(replaced)
+    try:
+        staging.rename(out)
+    except BaseException:
+        replaced.rename(out)
+        raise
+    _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def can_link(source: Path, out: Path) -> bool:

@@ -11,13 +11,18 @@ if TYPE_CHECKING:
 # All that belongs to a checkpoint and is not code or pickle. `original/` and other subfolders stay where they are.
 COMPANION_FILES = (
     "generation_config.json",
-    "tokenizer*",
+    "tokenizer*.json",
+    "tokenizer*.model",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab*",
+    "vocab.json",
+    "vocab.txt",
     "merges.txt",
-    "chat_template*",
-    "LICENSE*",
+    "chat_template*.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "LICENSE",
+    "LICENSE.*",
     "USE_POLICY*",
     "NOTICE*",
 )

@@ -22,6 +22,11 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * _ITEM_BITS[self.dtype] // 8
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Name, dtype and shape of every tensor in `path`. Raises ValueError if the file is truncated or corrupt."""

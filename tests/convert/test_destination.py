@@ -1,0 +1,373 @@
+"""OUT is whole or not there, whatever happens to the command; and nothing is replaced that should not be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rewired.convert import Request, convert
+from rewired.convert.destination import check_space, staged_folder
+
+from .checkpoints import make_llama, run, snapshot
+
+LADDER = ("--ladder-layers", "2-4")
+WIRING = [{"layers": "2-4", "preset": "ladder"}]
+COPY = Request(wiring=WIRING, copy=True)
+LINK = Request(wiring=WIRING)
+
+
+# The command, killed and interrupted
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """73 MB in 44 shards: copying them is about half of what a conversion takes."""
+    folder = make_llama(tmp_path_factory.mktemp("large") / "large", hidden_size=512, intermediate_size=1024)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def unkilled(large: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], float]:
+    """The files of a conversion that nothing happens to, and how many seconds it takes."""
+    folder = tmp_path_factory.mktemp("unkilled")
+    start = time.monotonic()
+    assert started(large, folder).wait() == 0
+    seconds = time.monotonic() - start
+    files = contents(folder / "out")
+    shutil.rmtree(folder / "out")
+    return files, seconds
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder to convert in, emptied again: what is in it is large."""
+    (tmp_path / "work").mkdir()
+    yield tmp_path / "work"
+    shutil.rmtree(tmp_path / "work")
+
+
+def started(source: Path, work: Path, *options: str) -> subprocess.Popen[str]:
+    """`convert SOURCE out --copy` in `work`, under way; SIGINT interrupts it even where a shell had ignored it."""
+    command = [str(Path(sys.executable).parent / "convert"), str(source), "out", "--copy", *LADDER, *options]
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=work, text=True, preexec_fn=heed, **pipes)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """A snapshot in which it does not matter whether the model card's command had a --force."""
+    return {name: data.replace(b" --force", b"") for name, data in snapshot(folder).items()}
+
+
+def wait_for_files(process: subprocess.Popen[str], staging: Path, count: int) -> None:
+    """Until that many files are in the staging folder."""
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            if len(list(staging.iterdir())) >= count:
+                return
+    pytest.fail("The conversion ended before it could be disturbed")
+
+
+def assert_whole_or_absent_and_repeatable(
+    large: Path, work: Path, whole: dict[str, bytes], before: dict[str, bytes]
+) -> None:
+    """OUT is the new checkpoint, what it was before, or not there; and the same command again makes it whole."""
+    out = work / "out"
+    if out.exists():
+        assert contents(out) in (whole, before)
+        assert run("rewired", "info", out, cwd=work).returncode == 0
+    done = run("convert", large, "out", "--copy", *LADDER, *["--force"] * out.exists(), cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert contents(out) == whole
+    assert list(work.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replacing"])
+@pytest.mark.parametrize("fraction", [round((part + random.Random(part).random()) / 5, 3) for part in range(6)])
+def test_killed_at_a_random_moment(
+    large: Path, work: Path, unkilled: tuple[dict[str, bytes], float], fraction: float, replaces: bool
+) -> None:
+    """After `fraction` of the usual duration; one moment in each fifth of it, and one thereafter."""
+    whole, seconds = unkilled
+    source = snapshot(large)
+    before = snapshot(make_llama(work / "out")) if replaces else {}
+    process = started(large, work, *["--force"] * replaces)
+    time.sleep(fraction * seconds)
+    process.kill()
+    process.communicate()
+    assert snapshot(large) == source
+    assert_whole_or_absent_and_repeatable(large, work, whole, before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 25, 50])
+def test_killed_when_so_many_files_are_written(
+    large: Path, work: Path, unkilled: tuple[dict[str, bytes], float], count: int
+) -> None:
+    process = started(large, work)
+    wait_for_files(process, work / ".out.partial", count)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert_whole_or_absent_and_repeatable(large, work, unkilled[0], {})
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replacing"])
+def test_interrupted_it_leaves_nothing_and_says_so(large: Path, work: Path, replaces: bool) -> None:
+    before = snapshot(make_llama(work / "out")) if replaces else {}
+    process = started(large, work, *["--force"] * replaces)
+    wait_for_files(process, work / ".out.partial", 5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.splitlines()[-1].startswith("convert: interrupted")
+    assert "Traceback" not in stderr
+    assert list(work.iterdir()) == [work / "out"] * replaces
+    assert snapshot(work / "out") == before
+
+
+def test_a_second_command_for_the_same_out_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    source, out = make_llama(tmp_path / "source"), tmp_path / "out"
+    with staged_folder(out) as staging:
+        (staging / "config.json").write_text("the first's")
+        done = run("convert", source, out, *LADDER, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines() == [
+            f"convert: Another conversion is writing {out}: wait for it, or choose another name."
+        ]
+    assert snapshot(out) == {"config.json": b"the first's"}
+
+
+# The staging folder by itself
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A place, without neighbours, for a checkpoint."""
+    (tmp_path / "outs").mkdir()
+    return tmp_path / "outs" / "out"
+
+
+def test_the_staging_folder_takes_outs_place_at_the_end(out: Path) -> None:
+    with staged_folder(out) as staging:
+        (staging / "config.json").write_text("new")
+        assert not out.exists()
+    assert snapshot(out.parent) == {"out/config.json": b"new"}
+
+
+def test_missing_parents_of_out_are_made(tmp_path: Path) -> None:
+    with staged_folder(tmp_path / "a" / "b" / "out"):
+        pass
+    assert (tmp_path / "a" / "b" / "out").is_dir()
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
+def test_an_error_removes_the_staging_folder_and_leaves_out_as_it_was(out: Path, error: type[BaseException]) -> None:
+    out.mkdir()
+    (out / "config.json").write_text("old")
+    with pytest.raises(error), staged_folder(out) as staging:
+        (staging / "deep").mkdir()
+        (staging / "deep" / "config.json").write_text("new")
+        raise error
+    assert list(out.parent.iterdir()) == [out]
+    assert snapshot(out) == {"config.json": b"old"}
+
+
+def test_an_error_in_the_swap_leaves_out_as_it_was(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out.mkdir()
+    (out / "config.json").write_text("old")
+    rename = Path.rename
+
+    def refuse_the_new_one(self: Path, target: Path) -> Path:
+        if self.name == ".out.partial":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+    with pytest.raises(OSError, match="Input/output error"), staged_folder(out):
+        pass
+    assert snapshot(out.parent) == {"out/config.json": b"old"}
+
+
+def test_what_a_killed_run_left_is_removed(out: Path) -> None:
+    for leftover in (".out.partial/model.safetensors", ".out.partial/.source/config.json", ".out.replaced/config.json"):
+        (out.parent / leftover).parent.mkdir(parents=True, exist_ok=True)
+        (out.parent / leftover).write_text("left")
+    with staged_folder(out) as staging:
+        (staging / "config.json").write_text("new")
+    assert snapshot(out.parent) == {"out/config.json": b"new"}
+
+
+def test_a_link_in_the_staging_folders_place_is_not_followed(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years")
+    out.with_name(".out.partial").symlink_to(tmp_path / "home")
+    with suppress(OSError, ValueError), staged_folder(out):
+        pass
+    assert snapshot(tmp_path / "home") == {"thesis.txt": b"years"}
+
+
+def test_a_second_writer_is_refused_and_does_not_disturb_the_first(out: Path) -> None:
+    with staged_folder(out) as staging:
+        (staging / "config.json").write_text("the first's")
+        with pytest.raises(ValueError, match=f"Another conversion is writing {out}"), staged_folder(out):
+            pytest.fail("two writers at once")
+        assert snapshot(staging) == {"config.json": b"the first's"}
+    assert snapshot(out.parent) == {"out/config.json": b"the first's"}
+
+
+# Links, copies and space
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small checkpoint, alone in its folder."""
+    return make_llama(tmp_path / "sources" / "source")
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in snapshot(folder).items() if name.endswith(".safetensors")}
+
+
+def test_weights_are_hard_links_unless_copies_are_asked_for(source: Path, tmp_path: Path) -> None:
+    before = snapshot(source)
+    for request, links in ((LINK, 2), (COPY, 1)):
+        convert(source, tmp_path / "out", request)
+        assert {path.stat().st_nlink for path in (tmp_path / "out").glob("*.safetensors")} == {links}
+        assert weights(tmp_path / "out") == weights(source)
+        shutil.rmtree(tmp_path / "out")
+    assert snapshot(source) == before
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK], ids=errno.errorcode.get)
+def test_where_a_link_fails_a_copy_is_made(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*paths: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    counts: list[int] = []
+    convert(source, tmp_path / "out", LINK, on_bytes=counts.append)
+    assert {path.stat().st_nlink for path in (tmp_path / "out").glob("*.safetensors")} == {1}
+    assert weights(tmp_path / "out") == weights(source)
+    assert sum(counts) == size_of_weights(source)
+
+
+def size_of_weights(folder: Path) -> int:
+    return sum(map(len, weights(folder).values()))
+
+
+def leave_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 50, used=0, free=free))
+
+
+def test_too_little_space_is_told_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_free(monkeypatch, 2_500_000_000)
+    check_space(tmp_path / "out", 2_500_000_000)
+    with pytest.raises(ValueError, match=r"out needs 16\.1 GB and 2\.5 GB are free"):
+        check_space(tmp_path / "out", 16_060_000_000)
+
+
+def test_too_little_space_for_copies_is_found_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_free(monkeypatch, size_of_weights(source) - 1)
+    with pytest.raises(ValueError, match="No space left"):
+        convert(source, tmp_path / "out", COPY, on_bytes=lambda count: pytest.fail("weights were written"))
+    assert list(tmp_path.iterdir()) == [source.parent]
+    convert(source, tmp_path / "out", LINK)  # takes no space
+
+
+def test_a_cast_to_a_larger_type_needs_the_space_of_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_llama(tmp_path / "source", dtype=torch.bfloat16)
+    leave_free(monkeypatch, size_of_weights(source) * 3 // 2)
+    with pytest.raises(ValueError, match="No space left"):
+        convert(source, tmp_path / "out", Request(wiring=WIRING, dtype="float32"))
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_cast_to_a_smaller_type_needs_no_more_than_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_llama(tmp_path / "source", dtype=torch.float32)
+    leave_free(monkeypatch, size_of_weights(source) * 3 // 4)
+    convert(source, tmp_path / "out", Request(wiring=WIRING, dtype="bfloat16"))
+
+
+# What may be replaced
+
+
+def test_an_existing_out_is_kept_unless_forced(source: Path, tmp_path: Path) -> None:
+    out = make_llama(tmp_path / "out")
+    before = snapshot(out)
+    with pytest.raises(ValueError, match="out exists: choose another name, or replace it with --force"):
+        convert(source, out, LINK)
+    assert snapshot(out) == before
+
+
+def test_force_replaces_all_of_a_checkpoint(source: Path, tmp_path: Path) -> None:
+    (make_llama(tmp_path / "out") / "stale.safetensors").write_text("of the old one")
+    convert(source, tmp_path / "out", LINK, force=True)
+    convert(source, tmp_path / "fresh", LINK)
+    assert set(snapshot(tmp_path / "out")) == set(snapshot(tmp_path / "fresh"))
+
+
+def test_force_replaces_an_empty_folder(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    convert(source, tmp_path / "out", LINK, force=True)
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["other files", "file", "link", "dangling link"])
+def test_force_replaces_nothing_but_a_checkpoint_folder(source: Path, tmp_path: Path, kind: str) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    if kind == "other files":
+        out.mkdir()
+        (out / "thesis.txt").write_text("years")
+    elif kind == "file":
+        out.write_text("years")
+    else:
+        out.symlink_to(elsewhere)
+        if kind == "link":
+            make_llama(elsewhere)
+    before, link = snapshot(tmp_path), out.is_symlink()
+    with pytest.raises(ValueError, match="out is no checkpoint folder"):
+        convert(source, out, LINK, force=True)
+    assert (snapshot(tmp_path), out.is_symlink()) == (before, link)
+
+
+@pytest.mark.parametrize("place", ["sources/source", "sources", ".", "sources/source/../source", "link"])
+def test_out_may_not_be_or_hold_the_source(source: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(source)
+    before = snapshot(tmp_path)
+    with pytest.raises(ValueError, match="is, or holds, the source"):
+        convert(source, tmp_path / place, LINK, force=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_what_appears_at_out_meanwhile_is_not_replaced_unasked(source: Path, tmp_path: Path) -> None:
+    """Copying takes minutes, in which the user, or another conversion, may write there."""
+    out = tmp_path / "out"
+
+    def write_there(count: int) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "thesis.txt").write_text("years")
+
+    with suppress(ValueError):
+        convert(source, out, COPY, on_bytes=write_there)
+    assert snapshot(out) == {"thesis.txt": b"years"}
