@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,18 +37,15 @@ COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json
 @dataclass(frozen=True)
 class Model:
     name: str
-    hidden: int
-    layers: int
-    heads: int
-    mlp: int
+    sizes: tuple[int, int, int, int]  # hidden, layers, heads, MLP
     shards: int
     ladder: str
     target: tuple[float, int]  # seconds, MB
 
 
 MODELS = (
-    Model("Llama-3.1-8B", 4096, 32, 32, 14336, shards=4, ladder="16-32", target=(1.5, 200)),
-    Model("Llama-3.1-405B", 16384, 126, 128, 53248, shards=191, ladder="63-126", target=(3.0, 300)),
+    Model("Llama-3.1-8B", (4096, 32, 32, 14336), 4, "16-32", (1.5, 200)),
+    Model("Llama-3.1-405B", (16384, 126, 128, 53248), 191, "63-126", (3.0, 300)),
 )
 
 
@@ -57,16 +58,13 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        return self.target is not None and (
-            median(self.seconds) > self.target[0] or max(self.megabytes) > self.target[1]
-        )
+        limit = self.target or (math.inf, math.inf)
+        return median(self.seconds) > limit[0] or max(self.megabytes) > limit[1]
 
     def __str__(self) -> str:
-        low, middle, high = min(self.seconds), median(self.seconds), max(self.seconds)
+        times = " | ".join(f"{pick(self.seconds):.2f}" for pick in (min, median, max))
         target = f"{self.target[0]} s, {self.target[1]} MB" if self.target else "-"
-        times = f"{low:.2f} | {middle:.2f} | {high:.2f}"
-        verdict = " (missed)" if self.missed else ""
-        return f"| `{self.command}` | {times} | {max(self.megabytes):.0f} | {target}{verdict} |"
+        return f"| `{self.command}` | {times} | {max(self.megabytes):.0f} | {target}{' (missed)' * self.missed} |"
 
 
 def main() -> None:
@@ -99,35 +97,35 @@ def bench_model(model: Model, folder: Path, runs: int) -> list[Row]:
 def make_checkpoint(model: Model, folder: Path) -> None:
     """A checkpoint of this shape whose weight files hold a header and a hole."""
     folder.mkdir()
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 128256,
-        "hidden_size": model.hidden, "num_hidden_layers": model.layers, "num_attention_heads": model.heads,
-        "num_key_value_heads": 8, "intermediate_size": model.mlp, "tie_word_embeddings": False,
-    }  # fmt: skip
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    config |= {"vocab_size": 128256, "num_key_value_heads": 8, **dict(zip(names, model.sizes, strict=True))}
     shapes = LlamaShape.from_config(config).tensors()
-    sizes = {name: 2 * rows * (columns[0] if columns else 1) for name, (rows, *columns) in shapes.items()}
-    total, position = sum(sizes.values()), 0
-    shards: list[dict[str, Any]] = [{} for _ in range(model.shards)]
-    for name, size in sizes.items():
-        shard = shards[position * model.shards // total]
-        begin = next(reversed(shard.values()))["data_offsets"][1] if shard else 0
-        shard[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, begin + size]}
-        position += size
-    weight_map = {}
+    total, position = sum(map(math.prod, shapes.values())), 0
+    shards: list[dict[str, tuple[int, ...]]] = [{} for _ in range(model.shards)]
+    for name, shape in shapes.items():  # in order, into files of about one size
+        shards[position * model.shards // total][name] = shape
+        position += math.prod(shape)
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         path = folder / f"model-{number:05}-of-{model.shards:05}.safetensors"
         write_hollow(path, shard)
         weight_map |= dict.fromkeys(shard, path.name)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    for file, content in {"config.json": config, "model.safetensors.index.json": index, **dict.fromkeys(COMPANIONS, {})}.items():
-        (folder / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    index = {"metadata": {"total_size": 2 * total}, "weight_map": weight_map}
+    files = {"config.json": config, "model.safetensors.index.json": index, **{name: {} for name in COMPANIONS}}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def write_hollow(path: Path, tensors: dict[str, Any]) -> None:
+def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A safetensors file with a header, and a hole for its data."""
-    header = json.dumps(tensors).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + max(entry["data_offsets"][1] for entry in tensors.values()))
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    os.truncate(path, 8 + len(raw) + end)
 
 
 def bench(
@@ -154,3 +152,43 @@ def measure(command: Sequence[str], folder: Path) -> tuple[float, float]:
     if process.returncode:
         sys.exit(f"{shlex.join(command)} failed with exit status {process.returncode}.")
     return seconds, usage.ru_maxrss * 1024 / 1e6
+
+
+def check_imports(command: Sequence[str], folder: Path) -> None:
+    """Runs `command` once, listing what it imports."""
+    listed = [sys.executable, "-X", "importtime", str(SCRIPTS / command[0]), *command[1:]]
+    done = subprocess.run(listed, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    if done.returncode or "rewired" not in imported or imported & NEVER_IMPORTED:
+        sys.exit(f"{shlex.join(command)} failed, or imported one of {', '.join(sorted(NEVER_IMPORTED))}.")
+
+
+def check_links(source: Path, out: Path, shards: int) -> None:
+    files = sorted(out.glob("*.safetensors"))
+    linked = [file for file in files if file.samefile(source / file.name) and file.stat().st_nlink == 2]
+    if len(linked) != shards:
+        sys.exit(f"{len(linked)} of {out.name}'s {len(files)} weight files are hard links: {shards} should be.")
+
+
+def report(rows: Sequence[Row], floor: float, runs: int, load: float) -> str:
+    if floor >= min(min(row.megabytes) for row in rows):
+        sys.exit(f"Peaks cannot be told apart from the {floor:.0f} MB that the measuring process itself holds.")
+    packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "typer", "rich"))
+    machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, load average {load:.2f} at the start"
+    command = shlex.join(["bench/bench_convert.py", *sys.argv[1:]])
+    return f"""# What `convert` costs
+
+`python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.
+
+{runs} runs of each after a warm-up, each a fresh process, on weight files with real headers and no data. A peak is the
+largest of the runs; `true`, started the same way, shows {floor:.0f} MB. Weight files came out as hard links, and no
+command imported torch or transformers.
+
+| command | min s | median s | max s | peak MB | target |
+|---|---|---|---|---|---|
+{chr(10).join(map(str, rows))}
+"""
+
+
+if __name__ == "__main__":
+    main()

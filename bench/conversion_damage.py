@@ -1,6 +1,6 @@
 """What each wiring does to a real model right after conversion: perplexity on our page of prose, no weight changed.
 
-    .venv/bin/python bench/conversion_damage.py --write
+.venv/bin/python bench/conversion_damage.py --write
 """
 
 from __future__ import annotations
