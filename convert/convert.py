@@ -172,14 +172,14 @@ def _write(
         destination.check_space(out, cast.cast_size(tensors.values(), request.dtype))
         cast.cast(files, staging, request.dtype, on_bytes)
     else:
-        copy = request.copy or not destination.can_link(files[0], out)
+        copy = request.copy or not destination.can_link(files[0], staging)
         destination.check_space(out, sum(file.stat().st_size for file in files) if copy else 0)
         destination.place(files, staging, copy, on_bytes)
     for path in _companions(checkpoint.folder):
         (staging / path).parent.mkdir(exist_ok=True)
         shutil.copyfile(inside(checkpoint.folder, path), staging / path)
     if (checkpoint.folder / INDEX).is_file():
-        _write_index(checkpoint, staging)
+        _write_index(checkpoint, staging, is_cast)
     (staging / "config.json").write_text(_json(_new_config(checkpoint, plan, request)), encoding="utf-8")
     (staging / "README.md").write_text(
         model_card(
@@ -229,8 +229,11 @@ def _companions(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _write_index(checkpoint: Checkpoint, staging: Path) -> None:
-    """The source's index, its size told anew: a cast changes it."""
+def _write_index(checkpoint: Checkpoint, staging: Path, is_cast: bool) -> None:
+    """The source's index; a cast changes the size it tells."""
+    if not is_cast:
+        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
+        return
     index = read_json(checkpoint.folder / INDEX)
     total = sum(data_size(staging / name) for name in set(index["weight_map"].values()))
     index["metadata"] = {**index.get("metadata", {}), "total_size": total}

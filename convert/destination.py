@@ -40,7 +40,9 @@ def staged_folder(out: Path) -> Iterator[Path]:
     lock = os.open(staging, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for leftover in (*staging.iterdir(), replaced):
+        if not _is_still(lock, staging):
+            raise BlockingIOError
+        for leftover in staging.iterdir():
             _remove(leftover)
         yield staging
         _swap(staging, out, replaced)
@@ -57,17 +59,29 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
 
 def _swap(staging: Path, out: Path, replaced: Path) -> None:
-    """Put `staging` in the place of `out`, which stays what it was if that fails."""
-    if not out.exists():
+    """Put `staging` in the place of `out`, which stays what it was if that fails.
+
+    What a killed run moved to `replaced` is kept until the new checkpoint is in its place.
+    """
+    if out.exists():
+        _remove(replaced)
+        out.rename(replaced)
+        try:
+            staging.rename(out)
+        except BaseException:
+            replaced.rename(out)
+            raise
+    else:
         staging.rename(out)
-        return
-    out.rename(replaced)
-    try:
-        staging.rename(out)
-    except BaseException:
-        replaced.rename(out)
-        raise
     _remove(replaced)
+
+
+def _is_still(handle: int, folder: Path) -> bool:
+    """Whether the folder that was opened as `handle` is the one of that name: another run may have moved it."""
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _remove(path: Path) -> None:
@@ -77,9 +91,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def can_link(source: Path, out: Path) -> bool:
-    """Whether a hard link from `source` to `out`'s place is possible: both on one filesystem."""
-    return source.stat().st_dev == _existing_parent(out).stat().st_dev
+def can_link(source: Path, folder: Path) -> bool:
+    """Whether `source` can be hard-linked into `folder`."""
+    probe = folder / ".probe"
+    try:
+        os.link(source.resolve(), probe)
+    except OSError:  # another filesystem, or one without hard links
+        return False
+    probe.unlink()
+    return True
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -87,9 +107,13 @@ def check_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(_existing_parent(out)).free
     if needed > free:
         raise ValueError(
-            f"No space left: {out} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free. Free some space, or "
+            f"No space left: {out} needs {_amount(needed)} and {_amount(free)} are free. Free some space, or "
             "put it on the source's filesystem, where weights are linked instead of copied."
         )
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e3:,.0f} kB"
 
 
 def _existing_parent(out: Path) -> Path:
@@ -101,11 +125,8 @@ def place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[i
     for file in files:
         source, target = file.resolve(), folder / file.name
         if not copy:
-            try:
-                os.link(source, target)
-                continue
-            except OSError:  # a filesystem without hard links
-                pass
+            os.link(source, target)
+            continue
         with source.open("rb") as reader, target.open("wb") as writer:
             while chunk := reader.read(_CHUNK):
                 writer.write(chunk)
