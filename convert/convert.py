@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _AUTO_MAP = {
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
     "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
 }
+_GGUF_NOTE = "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def convert(
     with destination.staged_folder(target) as staging:
         made = staging / ".source"
         checkpoint = Checkpoint.open(found.fetch(made))
+        if made.exists():
+            plan = replace(plan, notes=[*plan.notes, _GGUF_NOTE])
         _write(found, checkpoint, plan, request, target, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # copying took time: something may have come there

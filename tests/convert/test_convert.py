@@ -290,6 +290,7 @@ class TestGguf:
         answer = model.generate(**prompt, max_new_tokens=3, do_sample=False)[0]
         assert "Paris" in tokenizer.decode(answer)
         assert {path.name for path in tmp_path.iterdir()} == {"out"}
+        assert "dequantised" in (tmp_path / "out" / "README.md").read_text()
 
     def test_what_is_no_gguf_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "fake.gguf").write_bytes(b"GGUFnonsense")
@@ -303,3 +304,4 @@ class TestGguf:
         done = run("convert", "smollm2-135m", "--ladder-layers", "15-30", "--dry-run", cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         assert "would write smollm2-135m-ladder-15-30" in done.stdout
+        assert "No hub answers" in done.stderr
