@@ -10,16 +10,7 @@ from transformers import LlamaForCausalLM, StaticCache
 
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .tiny import WIRINGS, rewired_config, rewired_model, tokens
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+from .tiny import LLAMA3_ROPE, WIRINGS, rewired_config, rewired_model, tokens
 
 every_wiring = pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
 

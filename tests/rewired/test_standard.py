@@ -16,12 +16,13 @@ from rewired.convert import Request, convert
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from ..conftest import PROSE
-from .tiny import WIRINGS, rewired_model, stock_twin, tokens
+from .tiny import LLAMA3_ROPE, WIRINGS, rewired_model, stock_twin, tokens
 
 SHAPES = {
     "gqa": {},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "tied, odd head_dim": {"tie_word_embeddings": True, "head_dim": 6},
+    "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
 }
 
 

@@ -24,6 +24,15 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 # one wiring of every kind, for six layers and four shards
 WIRINGS: dict[str, list[dict[str, Any]]] = {
     "standard": [],
