@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .plan import LayerTable
 
+_QUOTES = "'\""
+
 
 def model_card(
     name: str, base_model: str, source: Path, table: LayerTable, notes: Sequence[str], command: str, is_stock: bool
@@ -17,6 +19,7 @@ def model_card(
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
         name=name,
+        quoted_name=json.dumps(name),
         base_model=base_model,
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
@@ -25,7 +28,9 @@ def model_card(
         tp_shards=table.tp_shards,
         command=command,
         intro=(_INTRO_STOCK if is_stock else _INTRO).format(base_model=base_model),
-        imports="" if is_stock else "\n    import rewired  # or, where it is not installed: trust_remote_code=True",
+        imports=""
+        if is_stock
+        else "\n    import rewired  # or, where it is not installed: trust_remote_code=True in both calls below",
     )
 
 
@@ -41,7 +46,10 @@ def _licence(source: Path) -> list[str]:
     if not card.is_file():
         return []
     front_matter = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    return re.findall(r"^license(?:_name|_link)?: .+$", front_matter[1], re.MULTILINE) if front_matter else []
+    if front_matter is None:
+        return []
+    found = re.findall(r"^(license(?:_name|_link)?): *(.+)$", front_matter[1], re.MULTILINE)
+    return [f"{key}: {json.dumps(value.strip().strip(_QUOTES))}" for key, value in found]
 
 
 def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
@@ -68,6 +76,8 @@ _CARD = """---
 {total}
 {dense}
 
+An all-reduce is not waited for where the next module, which may be the next row's, reads without it.
+
 {notes}
 
 Made by:
@@ -78,8 +88,8 @@ Made by:
 {imports}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")
-    tokenizer = AutoTokenizer.from_pretrained("{name}")
+    model = AutoModelForCausalLM.from_pretrained({quoted_name}, dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained({quoted_name})
 
 ## Adapt and evaluate it
 

@@ -47,4 +47,5 @@ def cast(files: Iterable[Path], folder: Path, dtype: str, on_bytes: Callable[[in
                 tensor = file.get_tensor(name)
                 tensors[name] = tensor.to(target) if tensor.is_floating_point() else tensor
         save_file(tensors, folder / path.name, metadata)
+        (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)

@@ -55,7 +55,13 @@ class Checkpoint:
     def weight_files(self) -> list[Path]:
         """The safetensors files, in order. Raises ValueError if there are none or one is missing or outside."""
         if (self.folder / INDEX).is_file():
-            return [inside(self.folder, name) for name in sorted(set(self._weight_map().values()))]
+            names = sorted(set(self._weight_map().values()))
+            for name in names:
+                if not name.endswith(".safetensors") or ".." in name or "/" in name:
+                    raise ValueError(
+                        f"{self.folder / INDEX} names '{name}', which is no .safetensors file of its folder."
+                    )
+            return [inside(self.folder, name) for name in names]
         if (self.folder / SINGLE).exists() or (self.folder / SINGLE).is_symlink():
             return [inside(self.folder, SINGLE)]
         pickled = [path.name for pattern in _PICKLED for path in self.folder.glob(pattern)]
@@ -107,7 +113,7 @@ class Checkpoint:
 
     def unexpected(self, found: Iterable[str]) -> list[str]:
         """Tensors that no Llama of this config reads."""
-        known = set(self.shape.tensors()) | {"lm_head.weight"} | set(gain_names(self.regions, self.shape))
+        known = {*self.shape.tensors(), *gain_names(self.regions, self.shape), "lm_head.weight"}
         return [name for name in found if name not in known and not name.endswith(_IGNORED)]
 
 
@@ -118,9 +124,10 @@ def inside(folder: Path, name: str) -> Path:
     """
     path, pure = folder / name, PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts:
-        raise ValueError(f"The weight index of {folder} points outside its folder, to '{name}'.")
+        raise ValueError(f"'{name}' leads out of {folder}.")
     target = path.resolve()
-    homes = (folder.resolve(), folder.absolute().parent.parent / "blobs")
+    home = folder.resolve()
+    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
     if not any(home in target.parents for home in homes):
         raise ValueError(f"{path} is a link that leaves its folder, to {target}: put the file itself there.")
     if not target.is_file():
@@ -142,8 +149,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`. Raises ValueError with its name when it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON ({error}).") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON that can be read ({error}).") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -106,7 +107,10 @@ def _convert(
         bool, typer.Option("--dry-run", rich_help_panel=_REST, help="Check everything, print the table, write nothing.")
     ] = False,
     push_to_hub: Annotated[
-        str | None, typer.Option(rich_help_panel=_REST, metavar="REPO", help="Then upload OUT as this hub repository.")
+        str | None,
+        typer.Option(
+            rich_help_panel=_REST, metavar="REPO", help="Then upload OUT as this hub repository, private if new."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", rich_help_panel=_REST, help="Print the result as JSON.")] = False,
 ) -> None:
@@ -133,7 +137,7 @@ def _convert(
         "parallel": (parallel_layers, {}),
     }
     with _sentences("convert"):
-        _check_options_have_layers(presets)
+        _check_options_have_layers(presets, modifiers)
         wiring = [
             {"layers": layers, "preset": preset, **options, **modifiers}
             for preset, (layers, options) in presets.items()
@@ -174,8 +178,17 @@ def _info(
             print_table(f"{path} ({checkpoint.config['model_type']})", table)
 
 
-def _check_options_have_layers(presets: dict[str, tuple[str | None, dict[str, Any]]]) -> None:
+def _check_options_have_layers(
+    presets: dict[str, tuple[str | None, dict[str, Any]]], modifiers: dict[str, Any]
+) -> None:
     """An option such as --desync-every means nothing without the layers it belongs to."""
+    if all(layers is None for layers, _ in presets.values()):
+        for name, value in modifiers.items():
+            if value is not None:
+                flag = name.replace("_", "-")
+                raise ValueError(
+                    f"--{flag} goes with the layers to rewire: name them, for example --ladder-layers 16-32."
+                )
     for option in {name for _, options in presets.values() for name in options}:
         owners = {preset: layers for preset, (layers, options) in presets.items() if option in options}
         given = any(presets[preset][1][option] is not None for preset in owners)
@@ -188,13 +201,14 @@ def _check_options_have_layers(presets: dict[str, tuple[str | None, dict[str, An
 @contextmanager
 def _sentences(command: str) -> Iterator[None]:
     """What a user got wrong, and what the disk refuses, as one sentence on stderr and exit status 2."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up as for Ctrl-C
     try:
         yield
     except (ValueError, OSError) as error:
         print(f"{command}: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        print(f"{command}: interrupted; nothing was written. Run it again to go on.", file=sys.stderr)
+        print(f"{command}: interrupted; nothing half-written is left.", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

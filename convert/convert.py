@@ -37,7 +37,6 @@ _AUTO_MAP = {
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
     "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
 }
-_GGUF_NOTE = "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ def convert(
     with destination.staged_folder(target) as staging:
         made = staging / ".source"
         checkpoint = Checkpoint.open(found.fetch(made))
-        if made.exists():
-            plan = replace(plan, notes=[*plan.notes, _GGUF_NOTE])
-        _write(found, checkpoint, plan, request, target, staging, on_bytes)
+        tensors = _checked_tensors(checkpoint, plan)
+        plan = replace(plan, notes=[*plan.notes, *_notes_on_weights(checkpoint, tensors, is_gguf=made.exists())])
+        _write(found, checkpoint, tensors, plan, request, target, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # copying took time: something may have come there
     return Conversion(target, plan)
@@ -142,6 +141,19 @@ def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_s
     return [f"tp_shards {tp_shards} ({why}); {meaning}."]
 
 
+def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:
+    notes = []
+    if is_gguf:
+        notes.append(
+            "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
+        )
+    if unread := checkpoint.unexpected(tensors):
+        notes.append(
+            f"{len(unread)} tensors of the source are read by no Llama of its config, and came along: {unread[0]}, ..."
+        )
+    return notes
+
+
 def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> str:
     """A name that says what was done: `llama-3.1-8b-ladder-16-32`."""
     regions = rewire([], request.wiring, checkpoint.shape.num_hidden_layers)
@@ -161,14 +173,14 @@ def _slug(region: Region) -> str:
 def _write(
     source: Source,
     checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorInfo],
     plan: Plan,
     request: Request,
     out: Path,
     staging: Path,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Everything that belongs into the output folder, after all of the source was checked."""
-    tensors = _checked_tensors(checkpoint, plan)
+    """Everything that belongs into the output folder."""
     files = checkpoint.weight_files()
     is_cast = request.dtype is not None and cast.needs_cast(tensors.values(), request.dtype)
     if request.dtype is not None and is_cast:
@@ -211,8 +223,8 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo
         or _gained(plan.regions, checkpoint) != _gained(checkpoint.regions, checkpoint)
     ):
         raise ValueError(
-            f"{checkpoint.folder} holds gains that were fitted for its present wiring, and this would change it there: "
-            "rewire the model that it was made from (base_model in its README.md) instead."
+            f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
+            "name other layers, or rewire the model that it was trained from."
         )
     return tensors
 

@@ -44,6 +44,9 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     AutoTokenizer.from_pretrained(here, gguf_file=name).save_pretrained(folder)
     model.save_pretrained(folder)
+    readable = (folder / "config.json").stat().st_mode
+    for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner reads
+        file.chmod(readable)
     return folder
 
 

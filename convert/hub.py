@@ -80,12 +80,12 @@ def fetch_checkpoint(repo: str, revision: str | None) -> Path:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload `folder` as the hub repository `repo`, made if need be; returns its address. Raises ValueError."""
+    """Upload `folder` as the hub repository `repo`, new ones private; returns its address. Raises ValueError."""
     from huggingface_hub import HfApi
 
     def upload() -> str:
         api = HfApi()
-        address = api.create_repo(repo, exist_ok=True)
+        address = api.create_repo(repo, exist_ok=True, private=True)
         api.upload_folder(repo_id=repo, folder_path=folder)
         return str(address)
 

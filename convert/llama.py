@@ -10,6 +10,7 @@ from typing import Any
 from rewired.layer_ranges import as_ranges
 from rewired.wiring import Region, check_shards, complete, make_region, parse_wiring
 
+_MOST_LAYERS = 10_000  # a broken number must not fill the memory
 DENSE, REWIRED, AUTHORS_LADDER = "llama", "rewired_llama", "llamaLadder"
 
 
@@ -37,7 +38,7 @@ class LlamaShape:
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=_size(config, "intermediate_size"),
-            num_hidden_layers=_size(config, "num_hidden_layers"),
+            num_hidden_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
             head_dim=_size(config, "head_dim", default=hidden_size // heads),
@@ -97,11 +98,13 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         )
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _size(config: Mapping[str, Any], name: str, default: int | None = None, most: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or value < 1:
         raise ValueError(f"config.json has {name} {value!r}: it must be a positive integer.")
+    if most is not None and value > most:
+        raise ValueError(f"config.json has {name} {value}, more than any model's: it may be at most {most}.")
     return value
 
 

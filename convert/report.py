@@ -28,6 +28,7 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
     grid.add_row("all", "before: dense", *_cells(table.dense), style="dim")
     grid.add_row("all", "now", *_cells(table.total), style="bold")
     console.print(grid)
+    console.print("An all-reduce is not waited for where the next module, maybe of the next row, reads without it.")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)
 

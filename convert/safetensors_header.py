@@ -56,7 +56,7 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
         raw = file.read(header_size)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a table of tensors")

@@ -79,7 +79,7 @@ class ResidualStream(NamedTuple):
 
 
 class PeekGain(nn.Module):
-    """The gain g on own parts that are not reduced yet, per shard and channel: design section 4. Weight: [r, H]."""
+    """The gain g on own parts that are not reduced yet, per shard and channel. Weight: [r, H]."""
 
     def __init__(self, tp_shards: int, hidden_size: int, initial: float) -> None:
         super().__init__()

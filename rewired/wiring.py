@@ -110,7 +110,7 @@ class ModuleWiring:
 
 def make_region(layers: str, preset: str, num_layers: int, **options: Any) -> Region:
     """A checked region. An option that is None takes the preset's default. Raises ValueError."""
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"'{preset}' is not a wiring: choose one of {', '.join(PRESETS)}.")
     options = {name: value for name, value in options.items() if value is not None}
     _check_options(layers, preset, options)
@@ -158,6 +158,8 @@ def parse_wiring(entries: Sequence[Mapping[str, Any]] | None, num_layers: int) -
 
     Raises ValueError when an entry is malformed or two regions overlap.
     """
+    if not isinstance(entries, list | tuple | None):
+        raise ValueError(f"wiring {entries!r} is not a list of regions.")
     regions = []
     for entry in entries or []:
         if not isinstance(entry, Mapping) or not {"layers", "preset"} <= set(entry):

@@ -66,6 +66,7 @@ def truncate(folder: Path, keep: int) -> None:
 BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config is nested without end": (lambda f: (f / "config.json").write_text("[" * 10**6), "is not JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
     "not a Llama": (lambda f: edit_json(f / "config.json", model_type="gpt2"), "model_type 'gpt2'"),
     "no model_type": (lambda f: edit_json(f / "config.json", model_type=None), "model_type 'None'"),
@@ -84,8 +85,15 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a negative shape": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].update(shape=[-61, -32])), "is malformed"),
     "a tensor twice in a file": (name_twice, "twice"),
     "a missing shard": (lambda f: (f / LAST).unlink(), "is missing"),
-    "index points to a parent": (lambda f: point_index(f, "../other.safetensors"), "points outside its folder"),
-    "index points to an absolute path": (lambda f: point_index(f, "/etc/hostname"), "points outside its folder"),
+    "index points to a parent": (
+        lambda f: point_index(f, "../other.safetensors"),
+        "no .safetensors file of its folder",
+    ),
+    "index points to an absolute path": (
+        lambda f: point_index(f, "/etc/hostname"),
+        "no .safetensors file of its folder",
+    ),
+    "index points to another kind of file": (lambda f: point_index(f, "README.md"), "names 'README.md'"),
     "a link leads out": (link_out, "is a link that leaves its folder"),
     "index is no JSON": (lambda f: (f / INDEX).write_text("nope"), "is not JSON"),
     "index without a map": (lambda f: (f / INDEX).write_text("{}"), "has no weight_map"),
@@ -103,6 +111,18 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "ladder_layers of the authors' format beyond the model": (
         lambda f: edit_json(f / "config.json", model_type="llamaLadder", ladder_layers=7),
         "ladder_layers 7",
+    ),
+    "a wiring that is no list": (
+        lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=7),
+        "wiring 7",
+    ),
+    "a preset that is no name": (
+        lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2", "preset": ["x"]}]),
+        "is not a wiring",
+    ),
+    "more layers than any model": (
+        lambda f: edit_json(f / "config.json", num_hidden_layers=10**8),
+        "num_hidden_layers 100000000",
     ),
     "a wiring that is none": (
         lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2"}]),
@@ -146,6 +166,8 @@ BAD_REQUESTS = {
     "r of 0": (["source", "--ladder-layers", "2-4", "--tp-shards", "0"], "at least 1"),
     "an unknown dtype": (["source", "--ladder-layers", "2-4", "--dtype", "int8"], "'int8' is no dtype"),
     "to-llama of a rewired": (["source", "--ladder-layers", "2-4", "--to-llama"], "some layers are rewired"),
+    "peek without layers": (["source", "--standard-layers", "0-", "--peek"], "--peek goes with"),
+    "gain without layers": (["source", "--initial-gain", "sqrt_shards"], "--initial-gain goes with"),
     "out exists": (["source", "taken", "--ladder-layers", "2-4"], "taken exists"),
     "force on what is no checkpoint": (
         ["source", "taken", "--ladder-layers", "2-4", "--force"],

@@ -138,6 +138,16 @@ def test_interrupted_it_leaves_nothing_and_says_so(large: Path, work: Path, repl
     assert snapshot(work / "out") == before
 
 
+def test_terminated_it_leaves_nothing(large: Path, work: Path) -> None:
+    """SIGTERM is what Slurm, docker and timeout send."""
+    process = started(large, work)
+    wait_for_files(process, work / ".out.partial", 1)
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 143
+    assert list(work.iterdir()) == []
+
+
 def test_a_second_command_for_the_same_out_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     source, out = make_llama(tmp_path / "source"), tmp_path / "out"
     with staged_folder(out) as staging:

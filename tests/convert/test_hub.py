@@ -92,7 +92,7 @@ def test_a_hub_checkpoint_converts_as_its_folder_does(hub: HubServer, work: Path
     from_hub, from_folder = snapshot(work / "from-hub"), snapshot(work / "from-folder")
     card = from_hub.pop("README.md").decode()
     assert 'base_model: "org/tiny"' in card
-    assert "license: llama3.1" in card
+    assert 'license: "llama3.1"' in card
     assert from_folder.pop("README.md")
     assert from_hub == from_folder
     assert any(path.startswith("/cdn/") for path in weight_downloads(hub))

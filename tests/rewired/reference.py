@@ -1,10 +1,10 @@
-"""A naive reference of rewired Llama, written from the papers and the design alone; it shares nothing with the package.
+"""A naive reference of rewired Llama, from the papers and docs/semantics.md alone; it shares nothing with the package.
 
 One python loop over r tensor-parallel ranks, each with its own stream, its own slice of the weights and its own heads.
 
 - standard: ladder-residual eq. 1. ladder: Algorithm 1 and eq. 2. parallel: section 3.3.1. desync: section 5.
 - partial: CAAT-Net section 3.1, eq. 8 and 12; for any number of ranks appendix A, eq. 20 and 22.
-- the stream, peek, gains and merge: design sections 1 and 4. What one rank holds: design section 2.
+- the stream, peek, gains and merge: docs/semantics.md, sections 1 and 3. What one rank holds: section 2.
 
 It computes in the dtype of the weights throughout, so compare in fp32.
 """
@@ -60,12 +60,12 @@ def reference_logits(
     return F.linear(x, embedding if config.tie_word_embeddings else state_dict["lm_head.weight"])
 
 
-# ---- The residual stream: design section 1 ----
+# ---- The residual stream: docs/semantics.md, section 1 ----
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one module answers to the design's three questions, and how its local part is folded later."""
+    """What one module answers to the semantics' three questions, and how its local part is folded later."""
 
     wait: bool = True
     peek: bool = False
@@ -78,7 +78,7 @@ STANDARD = Answers()
 
 
 class Stream:
-    """S, u, q and d of the design, on each rank k. A u or q of zeros stands for "nothing is in flight"."""
+    """S, u, q and d of docs/semantics.md, on each rank k. A u or q of zeros stands for "nothing is in flight"."""
 
     def __init__(self, embedded: Tensor, r: int):
         self.r = r
@@ -127,7 +127,7 @@ class Stream:
             self.d_folded[k] = self.d_folded[k] + z[k] * scale
 
 
-# ---- The wiring: the table of design section 1 ----
+# ---- The wiring: the table of docs/semantics.md, section 1 ----
 
 
 def answers_by_module(wiring: Sequence[dict], config: LlamaConfig) -> dict[Module, Answers]:
