@@ -33,9 +33,8 @@ def main() -> None:
             tokenizer = AutoTokenizer.from_pretrained(Path(folder) / name)
             print(f"{type(model).__name__}: {PROMPT}\n    {chat(model, tokenizer)}")
             perplexities.append(perplexity(model, tokenizer))
-    print(
-        f"\nPerplexity on a page of prose ({TOKENS} tokens): original {perplexities[0]:.1f}, rewired {perplexities[1]:.1f}."
-    )
+    original, hybrid = perplexities
+    print(f"\nPerplexity on a page of prose ({TOKENS} tokens): original {original:.1f}, rewired {hybrid:.1f}.")
     print("No weight has changed yet: the rewired model is a starting point. Fine-tune it as you would any Llama.")
 
 
