@@ -168,7 +168,8 @@ def _info(
     with _sentences("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
         shape = checkpoint.shape
-        tp_shards = checkpoint.tp_shards or shape.default_shards()
+        tp_shards = shape.default_shards() if checkpoint.tp_shards is None else checkpoint.tp_shards
+        shape.check_shards(tp_shards)
         table = LayerTable.of(checkpoint.regions, shape, tp_shards, checkpoint.dtype)
         if as_json:
             print(json.dumps({"model_type": checkpoint.config["model_type"], **table.to_json()}, indent=2))

@@ -30,15 +30,14 @@ class Preset:
     source: str
     overlap: bool = False
     peek: bool = False
-    keeps_local: bool = False  # some module's output is not reduced where it is written
 
 
 PRESETS: dict[str, Preset] = {
     "standard": Preset("Megatron TP"),
-    "parallel": Preset("PaLM block; Ladder Residual, section 3.3.1", keeps_local=True),
+    "parallel": Preset("PaLM block; Ladder Residual, section 3.3.1"),
     "ladder": Preset("Ladder Residual, Algorithm 1 and equation 2", overlap=True),
-    "desync": Preset("Ladder Residual, section 5", peek=True, keeps_local=True),
-    "partial": Preset("CAAT-Net, equations 8, 12, 20 and 22", peek=True, keeps_local=True),
+    "desync": Preset("Ladder Residual, section 5", peek=True),
+    "partial": Preset("CAAT-Net, equations 8, 12, 20 and 22", peek=True),
 }
 
 

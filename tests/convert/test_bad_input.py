@@ -210,6 +210,13 @@ def test_an_unknown_option_is_a_usage_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_info_refuses_shards_that_are_no_number(tmp_path: Path) -> None:
+    edit_json(make_llama(tmp_path / "source") / "config.json", model_type="rewired_llama", tp_shards="four")
+    done = run("rewired", "info", "source", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rewired info: tp_shards is 'four': it must be an integer of at least 1.\n"
+
+
 def test_info_refuses_in_one_sentence_too(tmp_path: Path) -> None:
     done = run("rewired", "info", "nowhere", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
