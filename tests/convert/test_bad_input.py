@@ -139,6 +139,7 @@ def test_broken_source(break_it: Callable[[Path], object], sentence: str, tmp_pa
 
 BAD_REQUESTS = {
     "no such source": (["nowhere", "--ladder-layers", "2-4"], "There is no folder 'nowhere'"),
+    "a short name misspelled": (["smollm2-135n", "--ladder-layers", "2-4"], "the short names: smollm2-135m"),
     "no such file": (["model.gguf", "--ladder-layers", "2-4"], "There is no file model.gguf"),
     "a file as source": (["source/config.json", "--ladder-layers", "2-4"], "is a file"),
     "nothing to do": (["source"], "Nothing to rewire"),
