@@ -25,11 +25,14 @@ from .sources import Source, find_source
 
 # what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
 MODEL_CODE = (
+    "collectives.py",
     "configuration_rewired_llama.py",
+    "graph_collectives.py",
     "layer_ranges.py",
     "modeling_rewired_llama.py",
     "residual_stream.py",
     "sharding.py",
+    "tensor_parallel.py",
     "wiring.py",
 )
 _AUTO_MAP = {

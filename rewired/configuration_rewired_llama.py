@@ -25,7 +25,7 @@ class RewiredLlamaConfig(LlamaConfig):
     """
 
     model_type = "rewired_llama"
-    base_model_tp_plan = {}  # LlamaConfig's plan would reduce at each projection, which is the residual stream's part
+    base_model_tp_plan = LlamaConfig.base_model_tp_plan | {"layers.*": "rewired_layer"}  # `tensor_parallel.py`
 
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
@@ -44,6 +44,11 @@ class RewiredLlamaConfig(LlamaConfig):
     @property
     def regions(self) -> list[Region]:
         return parse_wiring(self.wiring, self.num_hidden_layers)
+
+    @property
+    def depends_on_shards(self) -> bool:
+        """Whether the model computes something else with another number of logical shards."""
+        return any(module.depends_on_shards for layer in self.module_wirings() for module in layer)
 
     def module_wirings(self) -> list[tuple[ModuleWiring, ModuleWiring]]:
         """The attention's and the MLP's wiring of every layer."""

@@ -7,11 +7,12 @@ reduces is the wiring's business; no wiring has a layer of its own.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import initialization as init
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import (
@@ -29,12 +30,15 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rewired_llama import RewiredLlamaConfig
 from .residual_stream import PeekGain, ResidualStream
-from .sharding import OnShards, pack_shards
+from .sharding import OnShards, Shards, pack_shards, whole_gradients
+from .tensor_parallel import RewiredLayerParallel
 from .wiring import ModuleWiring
 
 
 class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
     """Read, norm, module, write; twice."""
+
+    shards: Shards
 
     def __init__(self, config: RewiredLlamaConfig, layer_idx: int, attn: ModuleWiring, mlp: ModuleWiring) -> None:
         GradientCheckpointingLayer.__init__(self)  # LlamaDecoderLayer's own would build the modules twice
@@ -47,26 +51,34 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.input_gain = _peek_gain(config, attn)
         self.post_attention_gain = _peek_gain(config, mlp)
+        self.place(Shards(config.tp_shards, config.tp_shards))
+
+    def place(self, shards: Shards) -> None:
+        """Say which of the logical shards this process holds; all of them, unless tensor parallelism says otherwise."""
+        for module in (self, self.self_attn, self.mlp):
+            module.shards = shards
 
     def forward(  # type: ignore[override]
         self, hidden_states: torch.Tensor | ResidualStream, **kwargs: Any
     ) -> torch.Tensor | ResidualStream:
         """The stream in, the stream out; the model's first layer takes the embedding, its last gives hidden states."""
-        stream = ResidualStream.open(hidden_states)
+        shards = self.shards
+        stream = ResidualStream.open(hidden_states, shards)
+        with whole_gradients(self, shards):
+            view, stream = stream.read(self.attn_wiring, self.input_gain, shards)  # [B, T, H] or [r, B, T, H]
+            output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
+            stream = stream.write(output, self.attn_wiring, shards)
 
-        view, stream = stream.read(self.attn_wiring, self.input_gain)  # [B, T, H] or [r, B, T, H]
-        output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
-        stream = stream.write(output, self.attn_wiring)
-
-        view, stream = stream.read(self.mlp_wiring, self.post_attention_gain)
-        output = self.mlp(self.post_attention_layernorm(view))
-        stream = stream.write(output, self.mlp_wiring)
-
-        return stream.total() if self.is_last else stream
+            view, stream = stream.read(self.mlp_wiring, self.post_attention_gain, shards)
+            output = self.mlp(self.post_attention_layernorm(view))
+            stream = stream.write(output, self.mlp_wiring, shards)
+        return stream.total(shards) if self.is_last else stream
 
 
 class RewiredLlamaAttention(LlamaAttention):
     """Stock attention; its projections carry the shard axis where the wiring asks for one."""
+
+    shards: Shards
 
     def __init__(self, config: RewiredLlamaConfig, layer_idx: int, wiring: ModuleWiring) -> None:
         super().__init__(config, layer_idx)
@@ -83,6 +95,8 @@ class RewiredLlamaAttention(LlamaAttention):
 class RewiredLlamaMLP(LlamaMLP):
     """Stock MLP; its projections carry the shard axis where the wiring asks for one."""
 
+    shards: Shards
+
     def __init__(self, config: RewiredLlamaConfig, wiring: ModuleWiring) -> None:
         super().__init__(config)
         self.wiring = wiring
@@ -97,11 +111,11 @@ def _on_shards(
     module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor
 ) -> tuple[Any, torch.Tensor]:
     """The module and its input as stock code should see them: untouched where no shard axis is involved."""
-    wiring = module.wiring
-    if not (wiring.reads_shards or wiring.gives_partials):
+    wiring, shards = module.wiring, module.shards
+    if shards.group is None and not (wiring.reads_shards or wiring.gives_partials):
         return module, hidden_states
     packed = pack_shards(hidden_states) if wiring.reads_shards else hidden_states
-    return OnShards(module, module.config.tp_shards, wiring.reads_shards, wiring.gives_partials), packed
+    return OnShards(module, shards, wiring.reads_shards, wiring.gives_partials), packed
 
 
 def _peek_gain(config: RewiredLlamaConfig, wiring: ModuleWiring) -> PeekGain | None:
@@ -161,8 +175,10 @@ class RewiredLlamaModel(RewiredLlamaPreTrainedModel, LlamaModel):
         """LlamaModel's forward. `hidden_states[i]` is all that was contributed before layer i, reduced or not."""
         outputs = super().forward(*args, **kwargs)
         if outputs.hidden_states is not None:
+            shards = cast(RewiredLlamaDecoderLayer, self.layers[0]).shards
             outputs.hidden_states = tuple(
-                ResidualStream(*state).total() if isinstance(state, tuple) else state for state in outputs.hidden_states
+                ResidualStream(*state).total(shards) if isinstance(state, tuple) else state
+                for state in outputs.hidden_states
             )
         return outputs
 
@@ -178,6 +194,7 @@ class RewiredLlamaForCausalLM(RewiredLlamaPreTrainedModel, LlamaForCausalLM):
         self.post_init()
 
 
+ALL_PARALLEL_STYLES.register("rewired_layer", RewiredLayerParallel())  # type: ignore[arg-type]
 RewiredLlamaModel.register_for_auto_class("AutoModel")
 RewiredLlamaForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 

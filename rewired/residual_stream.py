@@ -8,7 +8,8 @@ A tensor-parallel Llama with r shards keeps, between two modules:
     local      d^k  what shard k contributed and nobody has reduced yet
 
 Every wiring reads `S + [wait] u + [peek] g * (d^k + [not wait] q^k)` and writes by merging u, then launching the
-next reduction. A tensor that differs per shard has a leading shard axis r; all others have none.
+next reduction. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor
+parallelism the shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from .collectives import land, land_and_launch, launch, split_gradient, sum_gradients
+from .sharding import Shards, on_this_rank
 from .wiring import ModuleWiring
 
 
@@ -26,50 +29,57 @@ class ResidualStream(NamedTuple):
     """The stream between two modules. A tuple, so that checkpointing, FSDP and `torch.compile` see its tensors."""
 
     settled: torch.Tensor  # [B, T, H]
-    in_flight: torch.Tensor | None = None  # [B, T, C], the first C of H channels
+    in_flight: torch.Tensor | None = None  # [B, T, C], the first C of H channels; nobody but `land` may read it
     payload: torch.Tensor | None = None  # [r, B, T, C], kept only where the next module peeks
     local: torch.Tensor | None = None  # [r, B, T, H]
 
     @classmethod
-    def open(cls, hidden_states: torch.Tensor | ResidualStream) -> ResidualStream:
+    def open(cls, hidden_states: torch.Tensor | ResidualStream, shards: Shards) -> ResidualStream:
         """The stream at the model's entry, where it is only the embedding; a stream stays itself."""
-        return hidden_states if isinstance(hidden_states, ResidualStream) else cls(hidden_states)
+        if isinstance(hidden_states, ResidualStream):
+            return hidden_states
+        return cls(*sum_gradients(shards.group, hidden_states))
 
-    def read(self, wiring: ModuleWiring, gain: PeekGain | None) -> tuple[torch.Tensor, ResidualStream]:
+    def read(self, wiring: ModuleWiring, gain: PeekGain | None, shards: Shards) -> tuple[torch.Tensor, ResidualStream]:
         """A module's view, [B, T, H] or, where shards differ, [r, B, T, H]; and the stream after the read."""
-        stream = self._settle() if wiring.wait else self
+        stream = self._settle(shards) if wiring.wait else self
         if not wiring.reads_shards:
             return stream.settled, stream
         assert gain is not None, "a module that reads shards has a gain"
         return gain(stream.settled, stream._own_parts()), stream
 
-    def write(self, output: torch.Tensor, wiring: ModuleWiring) -> ResidualStream:
+    def write(self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
         """Merge the reduction in flight, then reduce `output` as the wiring says, or keep it local.
 
         `output` holds the shards' partial sums, [r, B, T, H], where the wiring `gives_partials`; else their sum,
         [B, T, H].
         """
-        settled, _, _, local = self._settle()
+        local = self.local
         if wiring.reduce == "none":
-            return ResidualStream(settled, local=_plus(output, local))
+            return ResidualStream(self._settle(shards, after=output).settled, local=_plus(output, local))
         if wiring.reduce == "shared":
             channels = wiring.shared_channels
-            payload, private = output[..., :channels], pad(output[..., channels:], (channels, 0))
-            return ResidualStream(settled, *_launch(payload, wiring), local=_plus(private, local))
-        if local is not None:
-            local = local / len(local) if wiring.merge == "mean" else local
-            output = output + (local if wiring.gives_partials else local.sum(0))
-        return ResidualStream(settled, *_launch(output, wiring))
+            local = _plus(pad(output[..., channels:], (channels, 0)), local)
+            output = output[..., :channels]
+        elif local is not None:
+            folded = local / shards.total if wiring.merge == "mean" else local
+            output = output + (folded if wiring.gives_partials else folded.sum(0))
+            local = None
+        own = output.sum(0) if wiring.gives_partials else output
+        settled, in_flight = land_and_launch(self.settled, self.in_flight, own, shards.group, wiring.overlapped)
+        return ResidualStream(settled, in_flight, output if wiring.keeps_payload else None, local)
 
-    def total(self) -> torch.Tensor:
+    def total(self, shards: Shards) -> torch.Tensor:
         """Everything contributed so far, [B, T, H]: what the final norm reads after the last module."""
-        settled, _, _, local = self._settle()
-        return settled if local is None else settled + local.sum(0)
+        settled, _, _, local = self._settle(shards)
+        if local is not None:
+            settled = land(settled, launch(local.sum(0), shards.group), shards.group)
+        return split_gradient(settled, shards.ranks)
 
-    def _settle(self) -> ResidualStream:
+    def _settle(self, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
         if self.in_flight is None:
             return self
-        return ResidualStream(self.settled + _widen(self.in_flight, self.settled), local=self.local)
+        return ResidualStream(land(self.settled, self.in_flight, shards.group, after), local=self.local)
 
     def _own_parts(self) -> torch.Tensor:  # [r, B, T, H]
         if self.payload is None:
@@ -79,7 +89,7 @@ class ResidualStream(NamedTuple):
 
 
 class PeekGain(nn.Module):
-    """The gain g on own parts that are not reduced yet, per shard and channel. Weight: [r, H]."""
+    """The gain g on own parts that are not reduced yet, per shard and channel. Weight: [r, H], rows of this rank."""
 
     def __init__(self, tp_shards: int, hidden_size: int, initial: float) -> None:
         super().__init__()
@@ -87,13 +97,7 @@ class PeekGain(nn.Module):
         self.weight = nn.Parameter(torch.full((tp_shards, hidden_size), initial))
 
     def forward(self, settled: torch.Tensor, own_parts: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(settled, own_parts, self.weight[:, None, None, :])  # [r, B, T, H]
-
-
-def _launch(output: torch.Tensor, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The reduction of `output` over the shards, and its payload if the next module peeks at it."""
-    reduced = output.sum(0) if wiring.gives_partials else output
-    return reduced, output if wiring.keeps_payload else None
+        return torch.addcmul(settled, own_parts, on_this_rank(self.weight)[:, None, None, :])  # [r, B, T, H]
 
 
 def _plus(output: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor:

@@ -2,21 +2,46 @@
 
 Shard k owns the k-th block of rows of a column-parallel projection (q, k, v, gate, up) and the k-th block of columns
 of a row-parallel one (o, down). One batched matmul multiplies every shard's view with its own block, so the work is
-that of the plain projection.
+that of the plain projection. Under tensor parallelism a rank holds the weights of its own shards only, and runs the
+same code on those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import linear
+from torch.nn.utils.stateless import _reparametrize_module
+
+from .collectives import sum_gradients
 
 COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PARALLEL = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The logical shards of a model, and those that this process holds."""
+
+    total: int
+    held: int
+    first: int = 0  # index of the first one held
+    group: str | None = None  # name of the process group of the ranks that hold all of them; None in one process
+
+    @property
+    def ranks(self) -> int:
+        return self.total // self.held
+
+    def as_one(self) -> Shards:
+        """The held shards as a single one, where they read the same view or only their sum counts."""
+        return Shards(self.ranks, 1, self.first // self.held, self.group)
 
 
 class OnShards:
@@ -24,21 +49,24 @@ class OnShards:
 
     `LlamaAttention.forward(OnShards(attention, ...), ...)` runs transformers' own code: all attributes are the
     module's, but its projections read [B, T, r * H] (`reads_shards`) and its last one gives partial sums
-    [r, B, T, H] (`gives_partials`).
+    [r, B, T, H] (`gives_partials`), for the r shards that this process holds.
     """
 
-    def __init__(self, module: nn.Module, tp_shards: int, reads_shards: bool, gives_partials: bool) -> None:
+    def __init__(self, module: nn.Module, shards: Shards, reads_shards: bool, gives_partials: bool) -> None:
         self.module = module
-        self.tp_shards = tp_shards
+        self.shards = shards
         self.reads_shards = reads_shards
         self.gives_partials = gives_partials
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.module, name)
-        if name in COLUMN_PARALLEL and self.reads_shards:
-            return partial(column_parallel, attribute, self.tp_shards)
+        in_one_process = self.shards.group is None
+        if name in COLUMN_PARALLEL and not (in_one_process and not self.reads_shards):
+            return partial(column_parallel, attribute, self.shards if self.reads_shards else self.shards.as_one())
         if name in ROW_PARALLEL and self.gives_partials:
-            return partial(row_parallel, attribute, self.tp_shards)
+            return partial(row_parallel, attribute, self.shards)
+        if name in ROW_PARALLEL and not in_one_process:
+            return lambda hidden_states: row_parallel(attribute, self.shards.as_one(), hidden_states)[0]
         return attribute
 
 
@@ -47,64 +75,87 @@ def pack_shards(views: torch.Tensor) -> torch.Tensor:
     return views.movedim(0, -2).flatten(-2)
 
 
-def column_parallel(projection: nn.Module, tp_shards: int, packed: torch.Tensor) -> torch.Tensor:
-    """Every shard's view times its own rows: [B, T, r * H] -> [B, T, out]."""
-    views = packed.unflatten(-1, (tp_shards, -1))  # [B, T, r, H]
+def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
+    """Every held shard's view times its own rows: [B, T, r * H] -> [B, T, out], `out` that of the held shards."""
     if not _is_plain_linear(projection):
-        return torch.cat(_each_shard(projection, _column_block, views.unbind(-2)), dim=-1)
-    weight = projection.weight.unflatten(0, (tp_shards, -1))  # [r, out / r, H]
-    output = torch.einsum("btrh,roh->btro", views, weight).flatten(-2)
-    return output if projection.bias is None else output + projection.bias
+        output = column_parallel(projection.base_layer, shards, packed)
+        for lora_a, lora_b, dropout, scaling in _adapters(projection):
+            views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
+            output = output + scaling * column_parallel(lora_b, shards, lora_a(views).flatten(-2)).to(output.dtype)
+        return output
+    weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    if shards.held == 1:
+        return linear(packed, weight, bias)
+    views = packed.unflatten(-1, (shards.held, -1))  # [B, T, r, H]
+    output = torch.einsum("btrh,roh->btro", views, weight.unflatten(0, (shards.held, -1))).flatten(-2)
+    return output if bias is None else output + bias
 
 
-def row_parallel(projection: nn.Module, tp_shards: int, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Every shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as bias / r on each shard."""
-    shards = hidden_states.unflatten(-1, (tp_shards, -1))  # [B, T, r, in / r]
+def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Every held shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as its part on each shard."""
     if not _is_plain_linear(projection):
-        return torch.stack(_each_shard(projection, _row_block, shards.unbind(-2)))
-    weight = projection.weight.unflatten(1, (tp_shards, -1))  # [H, r, in / r]
-    partials = torch.einsum("btri,hri->rbth", shards, weight)
-    return partials if projection.bias is None else partials + projection.bias / tp_shards
+        partials = row_parallel(projection.base_layer, shards, hidden_states)
+        for lora_a, lora_b, dropout, scaling in _adapters(projection):
+            low_rank = row_parallel(lora_a, shards, dropout(hidden_states.to(lora_a.weight.dtype)))
+            partials = partials + scaling * linear(low_rank, lora_b.weight, _part(lora_b.bias, shards)).to(
+                partials.dtype
+            )
+        return partials
+    weight, bias = on_this_rank(projection.weight), _part(projection.bias, shards)
+    if shards.held == 1:
+        return linear(hidden_states, weight, bias)[None]
+    inputs = hidden_states.unflatten(-1, (shards.held, -1))  # [B, T, r, in / r]
+    partials = torch.einsum("btri,hri->rbth", inputs, weight.unflatten(1, (shards.held, -1)))
+    return partials if bias is None else partials + bias
 
 
-def _is_plain_linear(projection: nn.Module) -> TypeGuard[nn.Linear]:
+@contextmanager
+def whole_gradients(layer: nn.Module, shards: Shards) -> Iterator[None]:
+    """While it lasts, `layer` runs with parameters whose gradients are summed over the ranks.
+
+    Those that every rank holds (norm weights, biases of row-parallel projections, adapters) get only a part of their
+    gradient from a rank's own view. One sum at the end of the layer's backward; none delays the stream's.
+    """
+    if shards.group is None or not torch.is_grad_enabled():
+        yield
+        return
+    parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad and not _is_split(p)}
+    summed = sum_gradients(shards.group, *map(on_this_rank, parameters.values())) if parameters else ()
+    with _reparametrize_module(layer, dict(zip(parameters, summed, strict=True))):
+        yield
+
+
+def on_this_rank(parameter: Any) -> Any:
+    """The rows or columns of a parameter that this rank holds; all of it in one process."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _part(bias: torch.Tensor | None, shards: Shards) -> torch.Tensor | None:
+    return None if bias is None else on_this_rank(bias) / shards.total
+
+
+def _is_split(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
+
+
+def _is_plain_linear(projection: Any) -> bool:
     return type(projection) is nn.Linear
 
 
-def _each_shard(
-    projection: nn.Module,
-    block: Callable[[str, torch.Tensor, int, int], torch.Tensor],
-    inputs: tuple[torch.Tensor, ...],
-) -> list[torch.Tensor]:
-    """A LoRA-wrapped projection, shard by shard: PEFT's own forward on each shard's block of the parameters."""
-    outputs = []
-    for shard, shard_input in enumerate(inputs):
-        parameters = {
-            name: block(name, parameter, shard, len(inputs)) for name, parameter in projection.named_parameters()
-        }
-        outputs.append(functional_call(projection, parameters, (shard_input,)))
-    return outputs
+def _adapters(projection: Any) -> Iterator[tuple[nn.Linear, nn.Linear, nn.Module, float]]:
+    """The active LoRA adapters of a projection that PEFT has wrapped: A, B, dropout and scaling of each.
 
-
-def _column_block(name: str, parameter: torch.Tensor, shard: int, tp_shards: int) -> torch.Tensor:
-    """Rows of the weights that make the output; LoRA's A reads the whole view."""
-    return parameter if _lora_half(name) == "A" else parameter.chunk(tp_shards)[shard]
-
-
-def _row_block(name: str, parameter: torch.Tensor, shard: int, tp_shards: int) -> torch.Tensor:
-    """Columns of the weights that read the input; LoRA's B makes the whole output."""
-    if parameter.dim() == 1:
-        return parameter / tp_shards
-    return parameter if _lora_half(name) == "B" else parameter.chunk(tp_shards, dim=1)[shard]
-
-
-def _lora_half(name: str) -> str | None:
-    """'A', 'B' or, for the wrapped projection itself, None. Raises ValueError for what has no known blocks."""
-    part = name.split(".")[0]
-    halves = {"base_layer": None, "lora_A": "A", "lora_B": "B"}
-    if part not in halves:
+    Raises ValueError for whatever else wraps it.
+    """
+    unknown = {name.split(".")[0] for name, _ in projection.named_parameters()} - {"base_layer", "lora_A", "lora_B"}
+    if unknown or not hasattr(projection, "lora_A"):
         raise ValueError(
-            f"A projection with a shard axis holds '{name}': only plain linear layers and plain LoRA (no DoRA, no "
-            "quantisation) are known to split over shards. Leave it out of target_modules, or use plain LoRA."
+            f"{type(projection).__name__} cannot be split over shards: only plain linear layers and plain LoRA (no "
+            "DoRA, no quantisation) are known to. Leave this projection out of target_modules, or use plain LoRA."
         )
-    return halves[part]
+    if projection.merged or projection.disable_adapters:
+        return
+    for name in projection.active_adapters:
+        if name in projection.lora_A:
+            parts = projection.lora_A[name], projection.lora_B[name], projection.lora_dropout[name]
+            yield *parts, projection.scaling[name]

@@ -263,10 +263,10 @@ def _follow_the_stream(modules: list[ModuleWiring]) -> list[ModuleWiring]:
     return resolved
 
 
-def check_shards(tp_shards: int, **sizes: int) -> None:
-    """Raise ValueError naming the first of `sizes` (heads, KV heads, MLP width) that `tp_shards` does not divide."""
-    if type(tp_shards) is not int or tp_shards < 1:
-        raise ValueError(f"tp_shards is {tp_shards!r}: it must be an integer of at least 1.")
-    for name, size in sizes.items():
-        if size % tp_shards:
-            raise ValueError(f"tp_shards {tp_shards} does not divide {name} {size}: choose a number that does.")
+def check_shards(shards: int, name: str = "tp_shards", **sizes: int) -> None:
+    """Raise ValueError naming the first of `sizes` (heads, KV heads, MLP width) that `shards` does not divide."""
+    if type(shards) is not int or shards < 1:
+        raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
+    for size_name, size in sizes.items():
+        if size % shards:
+            raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")

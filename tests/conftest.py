@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
@@ -11,6 +12,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from filelock import FileLock
+
+# so that the ranks of a test can import it; last, where our folders hide no installed package
+sys.path.append(str(Path(__file__).parents[1]))
 
 PROSE = Path(__file__).parent / "data" / "prose.txt"
 

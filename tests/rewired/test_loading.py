@@ -19,11 +19,14 @@ from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlama
 from .tiny import WIRINGS, rewired_model, tokens
 
 CODE = {
+    "collectives.py",
     "configuration_rewired_llama.py",
+    "graph_collectives.py",
     "layer_ranges.py",
     "modeling_rewired_llama.py",
     "residual_stream.py",
     "sharding.py",
+    "tensor_parallel.py",
     "wiring.py",
 }
 

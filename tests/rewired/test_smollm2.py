@@ -1,4 +1,4 @@
-"""Right after conversion, a real model is hurt as much as measured for the design, in the same order."""
+"""A real model: how much conversion hurts it, in the design's order, and that three ranks compute what one does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.convert import Request, convert
+from rewired.ranks import run_on_ranks
 
 from ..conftest import PROSE
+from .sharded import load
+from .test_against_reference import assert_close
 
 # Perplexity over the original's, on our prose. In brackets what the design measured on another text.
 RATIOS: dict[str, tuple[dict[str, Any], float]] = {
@@ -49,3 +52,41 @@ def test_perplexity_right_after_conversion(smollm2: Path, tmp_path: Path) -> Non
 def test_conversion_of_no_layer_keeps_the_perplexity(smollm2: Path, tmp_path: Path) -> None:
     out = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "ladder", "overlap": False}])).out
     assert perplexity(out) == perplexity(smollm2)
+
+
+# on three ranks; wirings that one process is measured with above, and the other kinds
+ON_RANKS: dict[str, list[dict[str, Any]]] = {
+    "standard": [{"layers": "0-", "preset": "standard"}],
+    "parallel": [{"layers": "15-30", "preset": "parallel"}],
+    "ladder": [{"layers": "15-30", "preset": "ladder"}],
+    "ladder + peek": [{"layers": "15-30", "preset": "ladder", "peek": True}],
+    "desync-2x": [{"layers": "15-30", "preset": "desync"}],
+    "desync-4x by mean": [{"layers": "15-30", "preset": "desync", "every": 4, "merge": "mean"}],
+    "partial": [{"layers": "15-30", "preset": "partial", "shared_fraction": 0.75}],
+    "mixed": [
+        {"layers": "10-16", "preset": "ladder"},
+        {"layers": "16-22:attn", "preset": "desync"},
+        {"layers": "22-30", "preset": "parallel", "overlap": True, "peek": True},
+    ],
+}
+
+
+@pytest.mark.xdist_group("smollm2")
+@pytest.mark.parametrize("wiring", ON_RANKS.values(), ids=ON_RANKS)
+def test_three_ranks_give_the_outputs_of_one_process(
+    wiring: list[dict[str, Any]], smollm2: Path, tmp_path: Path
+) -> None:
+    folder = convert(smollm2, tmp_path / "hybrid", Request(wiring)).out
+    expected_logits, expected_tokens = answers_to_prose(folder, 1)
+    for logits, generated in run_on_ranks(answers_to_prose, 3, folder, 3):
+        assert_close(torch.from_numpy(logits), torch.from_numpy(expected_logits), "logits")
+        assert generated == expected_tokens
+
+
+def answers_to_prose(folder: Path, ranks: int) -> tuple[Any, list[int]]:
+    """Logits of 24 tokens, and 64 greedy tokens after them."""
+    model = load(folder, ranks, dtype=torch.float32)
+    prose = AutoTokenizer.from_pretrained(folder)(PROSE.read_text(), return_tensors="pt").input_ids[:, :24]
+    with torch.no_grad():
+        logits = model(prose).logits
+    return logits.numpy(), model.generate(prose, max_new_tokens=64, min_new_tokens=64, do_sample=False)[0].tolist()

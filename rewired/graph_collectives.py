@@ -1,0 +1,50 @@
+"""The collectives as a compiled graph holds them: operations that a compiler neither opens nor moves.
+
+Inductor (torch 2.13) orders a graph by memory and fuses what reads an update with kernels that run before its bare
+`wait_tensor`. Then the overlap is gone, or the result is wrong. So a wait is one operation with the addition that needs
+it, and where the next module hides an all-reduce, the stream that this module reads comes out of the operation that
+starts it: the data's own order is the overlap's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+_wait = torch.ops._c10d_functional.wait_tensor
+_all_reduce = torch.ops._c10d_functional.all_reduce
+
+
+@torch.library.custom_op("rewired::land", mutates_args=())
+def land(settled: torch.Tensor, in_flight: torch.Tensor, after: torch.Tensor | None) -> torch.Tensor:
+    """Wait, and add to the stream; not before `after` is there."""
+    return add(settled, _wait(in_flight))
+
+
+@torch.library.custom_op("rewired::land_and_launch", mutates_args=())
+def land_and_launch(
+    settled: torch.Tensor, in_flight: torch.Tensor | None, output: torch.Tensor, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Land what is in flight, if anything, and start the next all-reduce."""
+    merged = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
+    return merged, _all_reduce(output.contiguous(), "sum", group)
+
+
+@torch.library.custom_op("rewired::all_reduce", mutates_args=())
+def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    """Start and wait."""
+    return _wait(_all_reduce(tensor.contiguous(), "sum", group))
+
+
+def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """[B, T, H] plus [B, T, C] in its first channels, in the dtype of `settled`."""
+    missing = settled.shape[-1] - update.shape[-1]
+    update = update.to(settled.dtype)
+    return settled + (pad(update, (0, missing)) if missing else update)
+
+
+land.register_fake(lambda settled, in_flight, after: torch.empty_like(settled))
+land_and_launch.register_fake(
+    lambda settled, in_flight, output, group: (torch.empty_like(settled), output.new_empty(output.shape))
+)
+all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))

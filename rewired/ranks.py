@@ -1,0 +1,157 @@
+"""Run a function on several ranks of this machine; one that fails or dies ends them all.
+
+For our own commands. Scripts, and runs on several machines, take torchrun.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+TIMEOUT_SECONDS = 60.0
+_GRACE_SECONDS = 3.0  # how much later than the first failure its cause may arrive
+
+
+class RankError(RuntimeError):
+    """A rank failed or died; the message says which one and how."""
+
+
+def run_on_ranks(
+    function: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    device_type: str = "cpu",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Any]:
+    """`function(*args)` on every rank of a process group (gloo on "cpu", NCCL on "cuda"); the ranks' results.
+
+    `function` must be importable by its name. `timeout_seconds` is what a collective may take. Raises ValueError where
+    a rank does, and RankError where one fails otherwise or dies; no rank is left running then.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rewired.modeling_rewired_llama"])  # imported once, for all ranks
+    processes: list[BaseProcess] = []
+    connections: list[Connection] = []
+    with tempfile.TemporaryDirectory(prefix="rewired-") as folder:
+        try:
+            for rank in range(ranks):
+                here, there = context.Pipe()
+                group = _Group(rank, ranks, f"file://{folder}/store", device_type, timeout_seconds)
+                process = context.Process(target=_run_rank, args=(there, group, function, args), daemon=True)
+                process.start()
+                there.close()
+                processes.append(process)
+                connections.append(here)
+            results = _collect(processes, connections)
+            for running in processes:
+                running.join(_GRACE_SECONDS)
+            return results
+        finally:
+            for running in processes:
+                running.kill()
+                running.join()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """How a rank finds the others."""
+
+    rank: int
+    ranks: int
+    store: str
+    device_type: str
+    timeout_seconds: float
+
+    def join(self) -> None:
+        import torch
+
+        os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
+        if self.device_type == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.ranks))
+        torch.distributed.init_process_group(
+            {"cpu": "gloo", "cuda": "nccl"}[self.device_type],
+            init_method=self.store,
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=self.timeout_seconds),
+            device_id=torch.device("cuda", self.rank) if self.device_type == "cuda" else None,
+        )
+
+
+def _collect(processes: Sequence[BaseProcess], connections: Sequence[Connection]) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[Exception] = []
+    pending = dict(enumerate(connections))
+    deadline: float | None = None
+    while pending and (deadline is None or time.monotonic() < deadline):
+        wait(list(pending.values()), timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for rank, connection in list(pending.items()):
+            if connection.poll():
+                outcome = _outcome(rank, processes[rank], connection)
+                if isinstance(outcome, Exception):
+                    failures.append(outcome)
+                else:
+                    results[rank] = outcome[0]
+                del pending[rank]
+        if failures and deadline is None:
+            # the others see a broken connection, maybe before we see who broke it
+            deadline = time.monotonic() + _GRACE_SECONDS
+    if failures:
+        raise min(failures, key=_distance_from_cause)
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _outcome(rank: int, process: BaseProcess, connection: Connection) -> Any:
+    """A one-tuple of the rank's result, or what it failed of."""
+    try:
+        return connection.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return RankError(f"Rank {rank} {how}, so the other ranks were ended.")
+
+
+def _distance_from_cause(failure: Exception) -> int:
+    """What a rank refuses, all refuse; a rank that is killed makes the others fail, so they come last."""
+    return 0 if isinstance(failure, ValueError) else 1 if "failed" not in str(failure) else 2
+
+
+def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent ends its ranks
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    import torch
+
+    outcome: Any
+    try:
+        group.join()
+        outcome = (function(*args),)
+    except ValueError as error:
+        outcome = ValueError(str(error))
+    except Exception as error:
+        outcome = RankError(f"Rank {group.rank} failed: {type(error).__name__}: {error}")
+        outcome.add_note(traceback.format_exc())
+    connection.send(outcome)
+    if not isinstance(outcome, Exception):
+        torch.distributed.barrier()  # nobody hangs up while another still listens
+        torch.distributed.destroy_process_group()
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """The parent says nothing, so what arrives here is its end."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)

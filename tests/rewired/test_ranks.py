@@ -1,0 +1,76 @@
+"""The ranks that our commands start: all of them finish, or none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+
+from rewired.ranks import RankError, run_on_ranks
+
+
+def test_every_rank_returns_its_result() -> None:
+    assert run_on_ranks(rank_and_sum, 3, 10) == [(0, 33), (1, 33), (2, 33)]
+
+
+def rank_and_sum(base: int) -> tuple[int, int]:
+    rank = torch.distributed.get_rank()
+    total = torch.tensor(base + rank)
+    torch.distributed.all_reduce(total)
+    return rank, int(total)
+
+
+def test_what_a_rank_refuses_is_a_value_error_here() -> None:
+    with pytest.raises(ValueError, match=r"^no such number$"):
+        run_on_ranks(refuse, 2)
+    assert no_rank_is_left()
+
+
+def refuse() -> None:
+    raise ValueError("no such number")
+
+
+def test_a_rank_that_fails_ends_the_one_that_waits_for_it() -> None:
+    with pytest.raises(RankError, match=r"^Rank 1 failed: RuntimeError: out of luck$"):
+        run_on_ranks(fail_on_rank_1, 2)
+    assert no_rank_is_left()
+
+
+def fail_on_rank_1() -> None:
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("out of luck")
+    time.sleep(600)
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_is_named() -> None:
+    with pytest.raises(RankError, match=r"^Rank 1 was killed by SIGKILL, so the other ranks were ended\.$"):
+        run_on_ranks(kill_rank_1, 3)
+    assert no_rank_is_left()
+
+
+def kill_rank_1() -> None:
+    for step in range(1000):
+        if step == 5 and torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def test_a_collective_that_never_comes_ends_in_the_groups_timeout() -> None:
+    with pytest.raises(RankError, match="Rank 0 failed"):
+        run_on_ranks(stay_away, 2, timeout_seconds=2)
+    assert no_rank_is_left()
+
+
+def stay_away() -> None:
+    if torch.distributed.get_rank() == 1:
+        time.sleep(600)
+    torch.distributed.all_reduce(torch.ones(1))
+
+
+def no_rank_is_left() -> bool:
+    server = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    return not any(child.status() != psutil.STATUS_ZOMBIE for process in server for child in process.children())
