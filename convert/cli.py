@@ -1,10 +1,9 @@
-"""The commands: `convert`, and `rewired` with everything under one umbrella."""
+"""The commands `convert` and `rewired info`."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
+
+from rewired.cli import new_app, sentences
 
 from .cast import parse_dtype
 from .checkpoint import Checkpoint
@@ -26,28 +27,19 @@ _LAYERS_HELP = (
 )
 
 _REST = "How to write it"
+_INTERRUPTED = "interrupted; nothing half-written is left."
 
 
 def main() -> None:
-    """Console script `rewired`."""
-    app = typer.Typer(
-        rich_markup_mode="markdown", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-    )
-    app.callback()(_umbrella)
+    """Console script `convert`."""
+    app = new_app()
+    app.command("convert", epilog=_LAYERS_HELP)(_convert)
+    app()
+
+
+def add_commands(app: typer.Typer) -> None:
     app.command("convert", epilog=_LAYERS_HELP)(_convert)
     app.command("info")(_info)
-    app()
-
-
-def convert_command() -> None:
-    """Console script `convert`."""
-    app = typer.Typer(rich_markup_mode="markdown", add_completion=False, pretty_exceptions_enable=False)
-    app.command("convert", epilog=_LAYERS_HELP)(_convert)
-    app()
-
-
-def _umbrella() -> None:
-    """Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish."""
 
 
 def _wiring(metavar: str, help_text: str) -> Any:
@@ -136,7 +128,7 @@ def _convert(
         "partial": (partial_layers, {"shared_fraction": shared_fraction, "merge": merge}),
         "parallel": (parallel_layers, {}),
     }
-    with _sentences("convert"):
+    with sentences("convert", _INTERRUPTED):
         _check_options_have_layers(presets, modifiers)
         wiring = [
             {"layers": layers, "preset": preset, **options, **modifiers}
@@ -165,7 +157,7 @@ def _info(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
 ) -> None:
     """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
-    with _sentences("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
+    with sentences("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
         shape = checkpoint.shape
         tp_shards = shape.default_shards() if checkpoint.tp_shards is None else checkpoint.tp_shards
@@ -197,20 +189,6 @@ def _check_options_have_layers(
             needed = " or ".join(f"--{preset}-layers" for preset in owners)
             flag = {"every": "desync-every"}.get(option, option.replace("_", "-"))
             raise ValueError(f"--{flag} goes with {needed}: say which layers it is for.")
-
-
-@contextmanager
-def _sentences(command: str) -> Iterator[None]:
-    """What a user got wrong, and what the disk refuses, as one sentence on stderr and exit status 2."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up as for Ctrl-C
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted; nothing half-written is left.", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -264,7 +264,7 @@ def test_info_prints_any_checkpoint_s_layers(source: Path) -> None:
 
 def test_a_conversion_imports_neither_torch_nor_transformers(source: Path) -> None:
     script = (
-        "import sys; from rewired.convert.cli import main; sys.argv = ['rewired', *sys.argv[1:]]\n"
+        "import sys; from rewired.cli import main; sys.argv = ['rewired', *sys.argv[1:]]\n"
         "try: main()\nexcept SystemExit as done: print(done.code, {'torch', 'transformers'} & set(sys.modules))"
     )
     for arguments in (["convert", "tiny-llama", "--ladder-layers", "2-4"], ["info", "tiny-llama"], ["--help"]):

@@ -1,0 +1,1 @@
+"""Running rewired models. Imports `rewired` only."""

@@ -1,0 +1,57 @@
+"""The command `rewired generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rewired.cli import sentences
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("generate")(_generate)
+
+
+def _generate(
+    path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: a folder or a hub id.")],
+    prompt: Annotated[str, typer.Option(help="What to answer or to continue.")],
+    tp: Annotated[int, typer.Option(help="Over how many ranks to split the model; one GPU each.", min=1)] = 1,
+    max_new_tokens: Annotated[int, typer.Option(help="Where to stop, if the model does not.", min=1)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling, if the temperature is not 0.")] = 0,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default if there is one.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: the checkpoint's.")] = "auto",
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+) -> None:
+    """Continue a prompt, token by token, on one rank or many.
+
+    The ranks are started here, one process each: NCCL on GPUs, gloo on a CPU. A rank that dies ends all of them.
+
+    Examples:
+
+    ```
+    rewired generate llama-3.1-8b-ladder-16-32 --prompt "Why is the sky blue?" --tp 4
+    rewired generate ./my-hybrid --prompt "Once upon a time" --no-chat --temperature 0.7
+    ```
+    """
+    with sentences("rewired generate"):
+        _check(path, dtype, device)
+        from .generate import Prompt, generate
+
+        generate(path, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
+
+
+def _check(path: str, dtype: str, device: str) -> None:
+    folder = Path(path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ValueError(f"{path} holds no config.json: name the folder of a checkpoint, or a hub id.")
+    if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ValueError(f"{path} does not exist: name the folder of a checkpoint, or a hub id.")
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
+    if device not in ("auto", "cuda", "cpu"):
+        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")

@@ -1,0 +1,87 @@
+"""Generate text on one rank or many: the smallest real use of a rewired checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TextStreamer, set_seed
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging
+
+import rewired  # noqa: F401 - registers the classes
+from rewired.ranks import run_on_ranks
+from rewired.tensor_parallel import check_ranks
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to continue, and how. `chat` is None where the tokenizer decides: with its template, if it has one."""
+
+    text: str
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    chat: bool | None = None
+
+
+def generate(path: str, prompt: Prompt, ranks: int = 1, dtype: str = "auto", device: str = "auto") -> str:
+    """Print the answer token by token, and return it.
+
+    Raises ValueError where the model, the ranks and the machine do not go together, RankError where a rank dies.
+    """
+    device_type = _device_type(device, ranks)
+    if ranks == 1:
+        return _generate_on_rank(path, prompt, 1, dtype, device_type)
+    return run_on_ranks(_generate_on_rank, ranks, path, prompt, ranks, dtype, device_type, device_type=device_type)[0]
+
+
+def _device_type(device: str, ranks: int) -> str:
+    gpus = torch.cuda.device_count()
+    if device == "cuda" and gpus < ranks:
+        raise ValueError(f"{ranks} ranks need {ranks} GPUs and there are {gpus}: take fewer, or --device cpu.")
+    return "cuda" if device != "cpu" and gpus >= ranks else "cpu"
+
+
+def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
+    if ranks > 1 and torch.distributed.get_rank() > 0:
+        logging.disable_progress_bar()
+    _check_model(path, ranks)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=ranks, tp_plan="auto")
+    )
+    model = model if ranks > 1 else model.to(device_type)
+    inputs = _encode(tokenizer, prompt).to(model.device)
+    set_seed(prompt.seed)  # all ranks draw the same token
+    sampling = {"do_sample": True, "temperature": prompt.temperature} if prompt.temperature else {"do_sample": False}
+    is_first = ranks == 1 or torch.distributed.get_rank() == 0
+    generated = model.generate(
+        **inputs,
+        **sampling,
+        max_new_tokens=prompt.max_new_tokens,
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if is_first else None,
+    )
+    text: Any = tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def _check_model(path: str, ranks: int) -> None:
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if isinstance(config, LlamaConfig):
+        check_ranks(config, ranks)
+
+
+def _encode(tokenizer: Any, prompt: Prompt) -> Any:
+    has_template = tokenizer.chat_template is not None
+    if prompt.chat and not has_template:
+        raise ValueError("This tokenizer has no chat template: leave --chat out.")
+    if prompt.chat is False or not has_template:
+        return tokenizer(prompt.text, return_tensors="pt")
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )

@@ -1,0 +1,86 @@
+"""`rewired generate`, as a user runs it: on one rank and on three, with a rank that dies, and with bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rewired.convert import Request, convert
+from rewired.serve.generate import Prompt, generate
+
+COMMAND = [Path(sys.executable).with_name("rewired"), "generate"]
+
+
+@pytest.fixture
+def hybrid(smollm2: Path, tmp_path: Path) -> Path:
+    """A real model, its upper half peeking; it has three key-value heads."""
+    wiring = [{"layers": "15-30", "preset": "ladder", "peek": True}]
+    return convert(smollm2, tmp_path / "hybrid", Request(wiring)).out
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
+    expected = generate(str(hybrid), Prompt("Name three colours.", max_new_tokens=24), device="cpu")
+    options = ["--prompt", "Name three colours.", "--max-new-tokens", "24"]
+    done = run("hybrid", "--tp", "3", "--device", "cpu", *options, cwd=hybrid.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected + "\n"
+    assert len(expected.split()) > 4
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
+    """Else they would fall apart; another seed draws others."""
+    prompts = [Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (generate(str(hybrid), prompt, ranks=3, device="cpu") for prompt in prompts)
+    assert first == again != other
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
+    options = ["--tp", "3", "--device", "cpu", "--no-chat", "--prompt", "1 2 3 4 5 6 7", "--max-new-tokens", "4000"]
+    command = subprocess.Popen(
+        [*COMMAND, hybrid, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert command.stdout and command.stderr
+    assert command.stdout.read(8), "it has begun to speak"
+    (server,) = [child for child in psutil.Process(command.pid).children() if len(child.children()) == 3]
+    ranks = server.children()
+    ranks[1].kill()
+    killed_at = time.monotonic()
+    assert command.wait(timeout=60) == 1
+    assert time.monotonic() - killed_at < 60
+    (sentence,) = [line for line in command.stderr.read().splitlines() if line.startswith("rewired generate: ")]
+    assert sentence == "rewired generate: Rank 1 was killed by SIGKILL, so the other ranks were ended."
+    psutil.wait_procs(ranks, timeout=10)
+    assert not any(rank.is_running() for rank in ranks)
+
+
+BAD = {
+    "no folder": (["./nowhere"], "./nowhere does not exist"),
+    "no checkpoint": (["empty"], "empty holds no config.json"),
+    "no hub": (["nobody/nothing"], "nobody/nothing cannot be loaded"),
+    "heads": (["hybrid", "--tp", "2", "--device", "cpu"], "tp_size 2 does not divide tp_shards 3"),
+    "no GPU": (["hybrid", "--tp", "3000", "--device", "cuda"], "3000 ranks need 3000 GPUs and there are "),
+    "dtype": (["hybrid", "--dtype", "int8"], "--dtype int8 is not known"),
+    "device": (["hybrid", "--device", "abacus"], "--device abacus is not known"),
+}
+
+
+@pytest.mark.xdist_group("smollm2")
+@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, hybrid: Path) -> None:
+    (hybrid.parent / "empty").mkdir()
+    done = run(*arguments, "--prompt", "x", cwd=hybrid.parent)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rewired generate: {sentence}")
+    assert done.stderr.count("\n") == 1 and not done.stdout
