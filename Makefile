@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test lint demo bench-convert clean
+.PHONY: install test lint demo bench-convert bench-tp clean
 
 install: $(STAMP)
 
@@ -26,6 +26,9 @@ demo: install
 
 bench-convert: install
 	$(VENV)/python bench/bench_convert.py
+
+bench-tp: install
+	$(VENV)/python bench/bench_tp.py
 
 clean:
 	rm -rf .venv build *.egg-info
