@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test lint demo bench-convert bench-tp clean
+.PHONY: install test test-slow lint demo bench-convert bench-tp clean
 
 install: $(STAMP)
 
@@ -14,7 +14,10 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 test: install
-	$(VENV)/pytest --numprocesses 2 --dist loadgroup
+	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m "not slow"
+
+test-slow: install
+	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m slow
 
 lint: install
 	$(VENV)/ruff check .

@@ -58,7 +58,9 @@ def land_and_launch(
     settled: torch.Tensor, in_flight: torch.Tensor | None, output: torch.Tensor, group: str | None, overlapped: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Land what is in flight, if anything, then launch `output`; `overlapped` says that the next module hides it."""
-    if torch.compiler.is_compiling() and group is not None and overlapped and not _trains(output):
+    if group is None:
+        return settled if in_flight is None else add(settled, in_flight), output
+    if torch.compiler.is_compiling() and overlapped and not _trains(output):
         return land_and_launch_in_graph(settled, in_flight, output, group)
     if in_flight is not None:
         settled = land(settled, in_flight, group, after=output)

@@ -38,9 +38,10 @@ def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
 
 def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """[B, T, H] plus [B, T, C] in its first channels, in the dtype of `settled`."""
-    missing = settled.shape[-1] - update.shape[-1]
-    update = update.to(settled.dtype)
-    return settled + (pad(update, (0, missing)) if missing else update)
+    missing = settled.size(-1) - update.size(-1)
+    if missing:
+        update = pad(update, (0, missing))
+    return settled + (update if update.dtype == settled.dtype else update.to(settled.dtype))
 
 
 land.register_fake(lambda settled, in_flight, after: torch.empty_like(settled))

@@ -30,7 +30,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rewired_llama import RewiredLlamaConfig
 from .residual_stream import PeekGain, ResidualStream
-from .sharding import OnShards, Shards, pack_shards, whole_gradients
+from .sharding import OnShards, Shards, pack_shards
 from .tensor_parallel import RewiredLayerParallel
 from .wiring import ModuleWiring
 
@@ -64,14 +64,15 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         """The stream in, the stream out; the model's first layer takes the embedding, its last gives hidden states."""
         shards = self.shards
         stream = ResidualStream.open(hidden_states, shards)
-        with whole_gradients(self, shards):
-            view, stream = stream.read(self.attn_wiring, self.input_gain, shards)  # [B, T, H] or [r, B, T, H]
-            output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
-            stream = stream.write(output, self.attn_wiring, shards)
 
-            view, stream = stream.read(self.mlp_wiring, self.post_attention_gain, shards)
-            output = self.mlp(self.post_attention_layernorm(view))
-            stream = stream.write(output, self.mlp_wiring, shards)
+        view, stream = stream.read(self.attn_wiring, self.input_gain, shards)  # [B, T, H] or [r, B, T, H]
+        output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
+        stream = stream.write(output, self.attn_wiring, shards)
+
+        view, stream = stream.read(self.mlp_wiring, self.post_attention_gain, shards)
+        output = self.mlp(self.post_attention_layernorm(view))
+        stream = stream.write(output, self.mlp_wiring, shards)
+
         return stream.total(shards) if self.is_last else stream
 
 

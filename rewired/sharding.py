@@ -9,7 +9,6 @@ same code on those.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +17,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
-from torch.nn.utils.stateless import _reparametrize_module
-
-from .collectives import sum_gradients
 
 COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PARALLEL = ("o_proj", "down_proj")
@@ -109,22 +105,6 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
     return partials if bias is None else partials + bias
 
 
-@contextmanager
-def whole_gradients(layer: nn.Module, shards: Shards) -> Iterator[None]:
-    """While it lasts, `layer` runs with parameters whose gradients are summed over the ranks.
-
-    Those that every rank holds (norm weights, biases of row-parallel projections, adapters) get only a part of their
-    gradient from a rank's own view. One sum at the end of the layer's backward; none delays the stream's.
-    """
-    if shards.group is None or not torch.is_grad_enabled():
-        yield
-        return
-    parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad and not _is_split(p)}
-    summed = sum_gradients(shards.group, *map(on_this_rank, parameters.values())) if parameters else ()
-    with _reparametrize_module(layer, dict(zip(parameters, summed, strict=True))):
-        yield
-
-
 def on_this_rank(parameter: Any) -> Any:
     """The rows or columns of a parameter that this rank holds; all of it in one process."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -132,10 +112,6 @@ def on_this_rank(parameter: Any) -> Any:
 
 def _part(bias: torch.Tensor | None, shards: Shards) -> torch.Tensor | None:
     return None if bias is None else on_this_rank(bias) / shards.total
-
-
-def _is_split(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
 
 
 def _is_plain_linear(projection: Any) -> bool:

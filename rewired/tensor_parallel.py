@@ -7,15 +7,20 @@ all-reduces, and what transformers wraps around a projection's forward never run
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import TensorParallelLayer
 
+from .collectives import sum_gradients
 from .residual_stream import PeekGain
-from .sharding import Shards
+from .sharding import Shards, on_this_rank
 from .wiring import check_shards
 
 
@@ -28,7 +33,22 @@ class RewiredLayerParallel(TensorParallelLayer):
             if isinstance(module, PeekGain):
                 rows = distribute_tensor(module.weight, mesh, [Shard(0)], src_data_rank=None)
                 module.weight = nn.Parameter(rows, requires_grad=module.weight.requires_grad)
+        layer.forward = partial(_run_with_whole_gradients, layer, layer.forward)
         return layer
+
+
+def _run_with_whole_gradients(layer: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `layer` on parameters whose gradients are summed over the ranks.
+
+    Those that every rank holds (norm weights, biases of row-parallel projections, adapters) get only a part of their
+    gradient from a rank's own view. One sum at the end of the layer's backward; none delays the stream's.
+    """
+    if not torch.is_grad_enabled():
+        return run(*args, **kwargs)
+    parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad and not _is_split(p)}
+    summed = sum_gradients(layer.shards.group, *map(on_this_rank, parameters.values())) if parameters else ()
+    with _reparametrize_module(layer, dict(zip(parameters, summed, strict=True))):
+        return run(*args, **kwargs)
 
 
 def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:
@@ -52,3 +72,7 @@ def check_ranks(config: Any, ranks: int) -> None:
         name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
     }
     check_shards(ranks, "tp_size", **sizes)
+
+
+def _is_split(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)

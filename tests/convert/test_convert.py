@@ -44,7 +44,8 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     weights = {path.name for path in source.glob("model*")}
     companions = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     code = {"configuration_rewired_llama.py", "modeling_rewired_llama.py"}
-    code |= {"layer_ranges.py", "residual_stream.py", "sharding.py", "wiring.py"}
+    code |= {"collectives.py", "graph_collectives.py", "layer_ranges.py", "residual_stream.py", "sharding.py"}
+    code |= {"tensor_parallel.py", "wiring.py"}
     assert names == weights - {"modeling_evil.py"} | companions | code | {"config.json", "README.md"}
     for name in weights - {"modeling_evil.py"} | companions:
         assert (out / name).read_bytes() == (source / name).read_bytes()

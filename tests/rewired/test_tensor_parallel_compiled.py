@@ -17,10 +17,12 @@ from .test_against_reference import assert_close
 from .test_tensor_parallel_training import assert_same
 from .tiny import WIRINGS, tokens
 
+pytestmark = pytest.mark.xdist_group("ranks")
 LADDER = [{"layers": "1-3", "preset": "ladder"}]
 
 
-@pytest.mark.parametrize("name", ["desync-4x-mean", "partial-mean-overlap", "mixed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIRINGS)
 def test_one_graph_with_the_same_outputs_and_gradients(name: str, tmp_path: Path) -> None:
     folder = saved(WIRINGS[name], tmp_path)
     expected_logits, expected_gradients = training_pass(folder, 1, None)

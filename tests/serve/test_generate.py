@@ -39,10 +39,9 @@ def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
 
 @pytest.mark.xdist_group("smollm2")
 def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
-    """Else they would fall apart; another seed draws others."""
-    prompts = [Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
-    first, again, other = (generate(str(hybrid), prompt, ranks=3, device="cpu") for prompt in prompts)
-    assert first == again != other
+    """Else they would fall apart."""
+    prompt = Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=1)
+    assert generate(str(hybrid), prompt, ranks=3, device="cpu") == generate(str(hybrid), prompt, device="cpu")
 
 
 @pytest.mark.xdist_group("smollm2")
