@@ -35,7 +35,7 @@ def launch(output: torch.Tensor, group: str | None) -> torch.Tensor:
     """
     if group is None:
         return output
-    return _Launch.apply(output, group) if _trains(output) else start(output, group)
+    return _Launch.apply(output, group) if _trains(output) else _start_or_defer(output, group)
 
 
 def land(
@@ -96,7 +96,7 @@ class _Launch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, group: str) -> torch.Tensor:
         ctx.dtype = output.dtype
-        return _RunsIfRead(_widened(output), group) if _recomputes() else start(_widened(output), group)
+        return _start_or_defer(_widened(output), group)
 
     @staticmethod
     @once_differentiable
@@ -162,6 +162,10 @@ class _RunsIfRead(AsyncCollectiveTensor):
             self.elem = _reduce(self.elem, self.group)
             self.completed = True
         return self.elem
+
+
+def _start_or_defer(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    return _RunsIfRead(tensor, group) if _recomputes() else start(tensor, group)
 
 
 def _reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:

@@ -13,8 +13,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -24,7 +26,9 @@ _GRACE_SECONDS = 3.0  # how much later than the first failure its cause may arri
 
 
 class RankError(RuntimeError):
-    """A rank failed or died; the message says which one and how."""
+    """A rank failed, or died; the message says which one and how."""
+
+    died = False
 
 
 def run_on_ranks(
@@ -40,7 +44,7 @@ def run_on_ranks(
     a rank does, and RankError where one fails otherwise or dies; no rank is left running then.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rewired.modeling_rewired_llama"])  # imported once, for all ranks
+    _start_server()
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="rewired-") as folder:
@@ -63,6 +67,18 @@ def run_on_ranks(
                 running.join()
 
 
+def _start_server() -> None:
+    """Start what forks the ranks: it imports the model once for all, and leaves Ctrl-C to us, as the ranks do."""
+    forkserver.set_forkserver_preload(["rewired.modeling_rewired_llama"])
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may change what a signal does, and the first rank starts the server too
+    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, ours)
+
+
 @dataclass(frozen=True)
 class _Group:
     """How a rank finds the others."""
@@ -79,7 +95,7 @@ class _Group:
         os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
         if self.device_type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.ranks))
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.ranks))
         torch.distributed.init_process_group(
             {"cpu": "gloo", "cuda": "nccl"}[self.device_type],
             init_method=self.store,
@@ -117,16 +133,18 @@ def _outcome(rank: int, process: BaseProcess, connection: Connection) -> Any:
     """A one-tuple of the rank's result, or what it failed of."""
     try:
         return connection.recv()
-    except EOFError:
+    except (EOFError, OSError):
         process.join()
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return RankError(f"Rank {rank} {how}, so the other ranks were ended.")
+        error = RankError(f"Rank {rank} {how}, so the other ranks were ended.")
+        error.died = True
+        return error
 
 
 def _distance_from_cause(failure: Exception) -> int:
-    """What a rank refuses, all refuse; a rank that is killed makes the others fail, so they come last."""
-    return 0 if isinstance(failure, ValueError) else 1 if "failed" not in str(failure) else 2
+    """What a rank refuses, all refuse. Where one has died, the others' failures only follow from it."""
+    return 0 if isinstance(failure, ValueError) else 1 if getattr(failure, "died", False) else 2
 
 
 def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -145,8 +163,9 @@ def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any
         outcome.add_note(traceback.format_exc())
     connection.send(outcome)
     if not isinstance(outcome, Exception):
-        torch.distributed.barrier()  # nobody hangs up while another still listens
-        torch.distributed.destroy_process_group()
+        with suppress(RuntimeError):  # another rank's failure, which the parent hears from that rank
+            torch.distributed.barrier()  # nobody hangs up while another still listens
+            torch.distributed.destroy_process_group()
 
 
 def _end_with_parent(connection: Connection) -> None:

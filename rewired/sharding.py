@@ -24,7 +24,8 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Shards:
-    """The logical shards of a model, and those that this process holds."""
+    """The shards of a model, and those that this process holds: its logical ones, or, where what it computes does not
+    depend on them, one a rank."""
 
     total: int
     held: int
@@ -77,7 +78,9 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
         output = column_parallel(projection.base_layer, shards, packed)
         for lora_a, lora_b, dropout, scaling in _adapters(projection):
             views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
-            output = output + scaling * column_parallel(lora_b, shards, lora_a(views).flatten(-2)).to(output.dtype)
+            output = output + scaling * column_parallel(
+                lora_b, shards, linear(views, on_this_rank(lora_a.weight)).flatten(-2)
+            ).to(output.dtype)
         return output
     weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
     if shards.held == 1:
@@ -93,9 +96,9 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
         partials = row_parallel(projection.base_layer, shards, hidden_states)
         for lora_a, lora_b, dropout, scaling in _adapters(projection):
             low_rank = row_parallel(lora_a, shards, dropout(hidden_states.to(lora_a.weight.dtype)))
-            partials = partials + scaling * linear(low_rank, lora_b.weight, _part(lora_b.bias, shards)).to(
-                partials.dtype
-            )
+            partials = partials + scaling * linear(
+                low_rank, on_this_rank(lora_b.weight), _part(lora_b.bias, shards)
+            ).to(partials.dtype)
         return partials
     weight, bias = on_this_rank(projection.weight), _part(projection.bias, shards)
     if shards.held == 1:

@@ -39,13 +39,15 @@ def _generate(
     ```
     """
     with sentences("rewired generate"):
-        _check(path, dtype, device)
+        _check(path, prompt, dtype, device)
         from .generate import Prompt, generate
 
         generate(path, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
 
 
-def _check(path: str, dtype: str, device: str) -> None:
+def _check(path: str, prompt: str, dtype: str, device: str) -> None:
+    if not prompt:
+        raise ValueError("--prompt is empty: give some text to continue.")
     folder = Path(path)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ValueError(f"{path} holds no config.json: name the folder of a checkpoint, or a hub id.")

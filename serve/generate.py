@@ -31,6 +31,7 @@ def generate(path: str, prompt: Prompt, ranks: int = 1, dtype: str = "auto", dev
 
     Raises ValueError where the model, the ranks and the machine do not go together, RankError where a rank dies.
     """
+    _check_model(path, ranks)
     device_type = _device_type(device, ranks)
     if ranks == 1:
         return _generate_on_rank(path, prompt, 1, dtype, device_type)
@@ -39,24 +40,25 @@ def generate(path: str, prompt: Prompt, ranks: int = 1, dtype: str = "auto", dev
 
 def _device_type(device: str, ranks: int) -> str:
     gpus = torch.cuda.device_count()
-    if device == "cuda" and gpus < ranks:
+    if device == "cpu" or (device == "auto" and gpus == 0):
+        return "cpu"
+    if gpus < ranks:
         raise ValueError(f"{ranks} ranks need {ranks} GPUs and there are {gpus}: take fewer, or --device cpu.")
-    return "cuda" if device != "cpu" and gpus >= ranks else "cpu"
+    return "cuda"
 
 
 def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
-    if ranks > 1 and torch.distributed.get_rank() > 0:
+    is_first = ranks == 1 or torch.distributed.get_rank() == 0
+    if not is_first:
         logging.disable_progress_bar()
-    _check_model(path, ranks)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=ranks, tp_plan="auto")
-    )
+        logging.set_verbosity_error()
+    tokenizer = _load(AutoTokenizer, path)
+    distributed = DistributedConfig(tp_size=ranks, tp_plan="auto")
+    model = _load(AutoModelForCausalLM, path, dtype=dtype, distributed_config=distributed)
     model = model if ranks > 1 else model.to(device_type)
     inputs = _encode(tokenizer, prompt).to(model.device)
     set_seed(prompt.seed)  # all ranks draw the same token
     sampling = {"do_sample": True, "temperature": prompt.temperature} if prompt.temperature else {"do_sample": False}
-    is_first = ranks == 1 or torch.distributed.get_rank() == 0
     generated = model.generate(
         **inputs,
         **sampling,
@@ -68,12 +70,18 @@ def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_
 
 
 def _check_model(path: str, ranks: int) -> None:
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    config = _load(AutoConfig, path)
     if isinstance(config, LlamaConfig):
         check_ranks(config, ranks)
+
+
+def _load(auto_class: Any, path: str, **options: Any) -> Any:
+    """Raises ValueError in one sentence, where transformers may take several."""
+    try:
+        return auto_class.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} cannot be loaded: {reason}") from error
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> Any:

@@ -74,5 +74,6 @@ def stay_away() -> None:
 
 
 def no_rank_is_left() -> bool:
-    server = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
-    return not any(child.status() != psutil.STATUS_ZOMBIE for process in server for child in process.children())
+    (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    _, alive = psutil.wait_procs(server.children(), timeout=5)
+    return not alive

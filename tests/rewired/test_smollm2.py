@@ -48,6 +48,7 @@ def test_perplexity_right_after_conversion(smollm2: Path, tmp_path: Path) -> Non
     assert list(ratios.values()) == sorted(ratios.values()), "the order of the gaps is the design's"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_conversion_of_no_layer_keeps_the_perplexity(smollm2: Path, tmp_path: Path) -> None:
     out = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "ladder", "overlap": False}])).out

@@ -77,6 +77,7 @@ def compiled_program(folder: Path) -> tuple[Any, str]:
     return outputs.logits.numpy(), "".join(letters)[embedding:-head]
 
 
+@pytest.mark.slow
 def test_static_cache_decoding(tmp_path: Path) -> None:
     """`generate` with a static cache of each rank's own heads, and a compiled decode step: the same tokens."""
     folder = saved(WIRINGS["mixed"], tmp_path)

@@ -19,7 +19,7 @@ from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
 from .test_lora import PROJECTIONS
-from .test_tensor_parallel import HIDDEN
+from .test_tensor_parallel import HIDDEN, some_wirings
 from .tiny import WIRINGS, tokens
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -36,7 +36,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: floa
 
 
 @every_wiring
-def test_every_gradient_is_that_of_one_process(wiring: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_every_gradient_on_two_ranks_is_that_of_one_process(wiring: list[dict[str, Any]], tmp_path: Path) -> None:
     """Embedding, lm_head, norms, gains and biases included; with gradient checkpointing too; over two batches."""
     folder = saved(wiring, tmp_path)
     expected = after_two_batches(folder, 1, False)
@@ -44,8 +44,14 @@ def test_every_gradient_is_that_of_one_process(wiring: list[dict[str, Any]], tmp
     for plain, checkpointed in run_on_ranks(with_and_without_checkpointing, 2, folder):
         assert_same(plain, expected)
         assert_same(checkpointed, expected)
-    for plain in run_on_ranks(after_two_batches, 4, folder, 4, False):
-        assert_same(plain, expected)
+
+
+@some_wirings
+def test_every_gradient_on_four_ranks_is_that_of_one_process(name: str, tmp_path: Path) -> None:
+    folder = saved(WIRINGS[name], tmp_path)
+    expected = after_two_batches(folder, 1, False)
+    for found in run_on_ranks(after_two_batches, 4, folder, 4, False):
+        assert_same(found, expected)
 
 
 def with_and_without_checkpointing(folder: Path) -> tuple[Any, Any]:
@@ -72,20 +78,25 @@ def test_adapters_load_train_and_save_as_in_one_process(wiring: list[dict[str, A
                 parameter.normal_(std=0.1)
     adapted.save_pretrained(tmp_path / "adapters")
 
-    expected = lora_gradients(folder, 1, tmp_path / "adapters", tmp_path / "saved by one")
-    assert len(expected) == 2 * 7 * 6
-    for found in run_on_ranks(lora_gradients, 2, folder, 2, tmp_path / "adapters", tmp_path / "saved by two"):
-        assert_same(found, expected)
+    expected = lora_pass(folder, 1, tmp_path / "adapters", tmp_path / "saved by one")
+    expected_gradients, expected_logits = expected
+    assert len(expected_gradients) == 2 * 7 * 6
+    for found, logits in run_on_ranks(lora_pass, 2, folder, 2, tmp_path / "adapters", tmp_path / "saved by two"):
+        assert_same(found, expected_gradients)
+        assert_same(logits, expected_logits)
     tensors = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapters", "saved by two")]
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())
 
 
-def lora_gradients(folder: Path, ranks: int, adapters: Path, saved_to: Path) -> dict[str, Any]:
+def lora_pass(folder: Path, ranks: int, adapters: Path, saved_to: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Gradients of the adapters, and logits as at inference."""
     model = PeftModel.from_pretrained(load(folder, ranks), adapters, is_trainable=True).train()
     model(input_ids=tokens(), labels=tokens()).loss.backward()
     model.save_pretrained(saved_to)
-    return gradients(model)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=tokens()).logits
+    return gradients(model), {"logits": logits.numpy()}
 
 
 @pytest.mark.parametrize("name", ["ladder-peek", "desync-2x", "partial"])

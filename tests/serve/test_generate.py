@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -64,12 +67,37 @@ def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
     assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.xdist_group("smollm2")
+def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
+    """The terminal sends it to the command and to all of its ranks."""
+    options = ["--tp", "3", "--device", "cpu", "--no-chat", "--prompt", "1 2 3 4 5 6 7", "--max-new-tokens", "4000"]
+    command = subprocess.Popen(
+        [*COMMAND, hybrid, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+    assert command.stdout and command.stdout.read(8), "it has begun to speak"
+    os.killpg(command.pid, signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert "Traceback" not in errors
+    assert "rewired generate: interrupted." in errors
+
+
 BAD = {
     "no folder": (["./nowhere"], "./nowhere does not exist"),
     "no checkpoint": (["empty"], "empty holds no config.json"),
     "no hub": (["nobody/nothing"], "nobody/nothing cannot be loaded"),
-    "heads": (["hybrid", "--tp", "2", "--device", "cpu"], "tp_size 2 does not divide tp_shards 3"),
-    "no GPU": (["hybrid", "--tp", "3000", "--device", "cuda"], "3000 ranks need 3000 GPUs and there are "),
+    "more ranks than heads": (
+        ["hybrid", "--tp", "3000", "--device", "cpu"],
+        "tp_size 3000 does not divide tp_shards 3",
+    ),
+    "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks need 3 GPUs and there are "),
+    "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless cannot be loaded: "),
+    "no prompt": (["hybrid", "--prompt", ""], "--prompt is empty"),
     "dtype": (["hybrid", "--dtype", "int8"], "--dtype int8 is not known"),
     "device": (["hybrid", "--device", "abacus"], "--device abacus is not known"),
 }
@@ -79,7 +107,9 @@ BAD = {
 @pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, hybrid: Path) -> None:
     (hybrid.parent / "empty").mkdir()
-    done = run(*arguments, "--prompt", "x", cwd=hybrid.parent)
+    shutil.copytree(hybrid, hybrid.parent / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
+    arguments = arguments if "--prompt" in arguments else [*arguments, "--prompt", "x"]
+    done = run(*arguments, cwd=hybrid.parent)
     assert done.returncode == 2
     assert done.stderr.startswith(f"rewired generate: {sentence}")
     assert done.stderr.count("\n") == 1 and not done.stdout
