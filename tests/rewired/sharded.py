@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -47,17 +47,24 @@ def gradients(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
+class Payload(NamedTuple):
+    """What an all-reduce carries."""
+
+    channels: int  # its last dimension
+    bytes: int
+    dtype: torch.dtype
+
+
 class Events(TorchDispatchMode):
     """Records what this rank does, in order: ("start", i) and ("wait", i) of its i-th all-reduce, ("product", -1) for
-    a matrix product, ("other", -1) for any other communication. `payloads` has each all-reduce's last dimension and
-    dtype."""
+    a matrix product, ("other", -1) for any other communication."""
 
     products = ("mm", "addmm", "bmm", "baddbmm")
 
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[str, int]] = []
-        self.payloads: list[tuple[int, torch.dtype]] = []
+        self.payloads: list[Payload] = []
         self.index_of: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,7 +73,7 @@ class Events(TorchDispatchMode):
         if name == "all_reduce":
             self.index_of[result.data_ptr()] = len(self.payloads)
             self.log.append(("start", len(self.payloads)))
-            self.payloads.append((args[0].shape[-1], args[0].dtype))
+            self.payloads.append(Payload(args[0].shape[-1], args[0].nbytes, args[0].dtype))
         elif name == "wait_tensor":
             self.log.append(("wait", self.index_of.get(args[0].data_ptr(), -1)))
         elif name in self.products:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rewired.ranks import run_on_ranks
 
-from .sharded import Events, load, saved
+from .sharded import Events, Payload, load, saved
 from .test_against_reference import assert_close
 from .tiny import WIRINGS, tokens
 
@@ -90,7 +90,9 @@ def test_only_the_promised_collectives_run(name: str, tmp_path: Path) -> None:
     folder = saved(WIRINGS[name], tmp_path)
     embedding, logits = 1, 1  # transformers' own: it splits the vocabulary
     for payloads, others, hidden in run_on_ranks(forward_traffic, 2, folder):
-        assert payloads[embedding:] == [(channels, torch.float32) for channels in CHANNELS[name]]
+        assert payloads[embedding:] == [
+            Payload(channels, channels * tokens().numel() * 4, torch.float32) for channels in CHANNELS[name]
+        ]
         assert others == logits
         assert hidden == HIDDEN.get(name, 0)
 

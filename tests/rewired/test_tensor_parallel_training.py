@@ -166,7 +166,7 @@ def bfloat16_gradients(folder: Path, ranks: int, dtype: torch.dtype) -> tuple[di
     with Events() as events:
         loss.backward()
     head = 1  # transformers' own
-    return gradients(model), {dtype for _, dtype in events.payloads[head:]}
+    return gradients(model), {payload.dtype for payload in events.payloads[head:]}
 
 
 @pytest.mark.parametrize(
