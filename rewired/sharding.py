@@ -29,7 +29,6 @@ class Shards:
 
     total: int
     held: int
-    first: int = 0  # index of the first one held
     group: str | None = None  # name of the process group of the ranks that hold all of them; None in one process
 
     @property
@@ -38,7 +37,7 @@ class Shards:
 
     def as_one(self) -> Shards:
         """The held shards as a single one, where they read the same view or only their sum counts."""
-        return Shards(self.ranks, 1, self.first // self.held, self.group)
+        return Shards(self.ranks, 1, self.group)
 
 
 class OnShards:
@@ -57,12 +56,12 @@ class OnShards:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.module, name)
-        in_one_process = self.shards.group is None
-        if name in COLUMN_PARALLEL and not (in_one_process and not self.reads_shards):
+        is_split = self.shards.group is not None
+        if name in COLUMN_PARALLEL and (is_split or self.reads_shards):
             return partial(column_parallel, attribute, self.shards if self.reads_shards else self.shards.as_one())
         if name in ROW_PARALLEL and self.gives_partials:
             return partial(row_parallel, attribute, self.shards)
-        if name in ROW_PARALLEL and not in_one_process:
+        if name in ROW_PARALLEL and is_split:
             return lambda hidden_states: row_parallel(attribute, self.shards.as_one(), hidden_states)[0]
         return attribute
 

@@ -52,13 +52,12 @@ def _run_with_whole_gradients(layer: Any, run: Callable[..., Any], *args: Any, *
 
 
 def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:
-    """The logical shards that this rank of `mesh` holds. Raises ValueError."""
-    ranks, rank = mesh.size(), mesh.get_local_rank()
+    """The shards that a rank of `mesh` holds. Raises ValueError."""
+    ranks = mesh.size()
     check_ranks(config, ranks)
     # where the function does not depend on the shards, a rank is one
     total = config.tp_shards if config.depends_on_shards else ranks
-    held = total // ranks
-    return Shards(total, held, rank * held, mesh.get_group().group_name)
+    return Shards(total, total // ranks, mesh.get_group().group_name)
 
 
 def check_ranks(config: Any, ranks: int) -> None:
