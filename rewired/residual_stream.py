@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from .collectives import land, land_and_launch, launch, split_gradient, sum_gradients
+from .collectives import add, land, land_and_launch, launch, split_gradient, sum_gradients
 from .sharding import Shards, on_this_rank
 from .wiring import ModuleWiring
 
@@ -85,7 +85,8 @@ class ResidualStream(NamedTuple):
         if self.payload is None:
             assert self.local is not None, "a module that reads shards has own parts to see"
             return self.local
-        return _plus(_widen(self.payload, self.settled), self.local)
+        # a payload of some channels only has left the others in `local`
+        return self.payload if self.local is None else add(self.local, self.payload)
 
 
 class PeekGain(nn.Module):
@@ -102,9 +103,3 @@ class PeekGain(nn.Module):
 
 def _plus(output: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor:
     return output if local is None else output + local
-
-
-def _widen(channels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Zeros for the channels that were not reduced."""
-    missing = like.shape[-1] - channels.shape[-1]
-    return pad(channels, (0, missing)) if missing else channels
