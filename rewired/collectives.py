@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from .graph_collectives import add
+from .graph_collectives import add, start_all_reduce
 from .graph_collectives import all_reduce as all_reduce_in_graph
 from .graph_collectives import land as land_in_graph
 from .graph_collectives import land_and_launch as land_and_launch_in_graph
@@ -81,7 +81,7 @@ def split_gradient(replicated: torch.Tensor, ranks: int) -> torch.Tensor:
 
 def start(tensor: torch.Tensor, group: str) -> torch.Tensor:
     """An all-reduce under way. Outside a graph, a tensor that waits when it is used, whoever uses it."""
-    in_flight = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), "sum", group)
+    in_flight = start_all_reduce(tensor, group)
     return in_flight if torch.compiler.is_compiling() else AsyncCollectiveTensor(in_flight)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import pad
 
 _wait = torch.ops._c10d_functional.wait_tensor
-_all_reduce = torch.ops._c10d_functional.all_reduce
 
 
 @torch.library.custom_op("rewired::land", mutates_args=())
@@ -27,13 +26,18 @@ def land_and_launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Land what is in flight, if anything, and start the next all-reduce."""
     merged = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
-    return merged, _all_reduce(output.contiguous(), "sum", group)
+    return merged, start_all_reduce(output, group)
 
 
 @torch.library.custom_op("rewired::all_reduce", mutates_args=())
 def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     """Start and wait."""
-    return _wait(_all_reduce(tensor.contiguous(), "sum", group))
+    return _wait(start_all_reduce(tensor, group))
+
+
+def start_all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    """The sum over the ranks, under way: to be read only after a wait."""
+    return torch.ops._c10d_functional.all_reduce(tensor.contiguous(), "sum", group)
 
 
 def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

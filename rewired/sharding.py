@@ -77,9 +77,8 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
         output = column_parallel(projection.base_layer, shards, packed)
         for lora_a, lora_b, dropout, scaling in _adapters(projection):
             views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
-            output = output + scaling * column_parallel(
-                lora_b, shards, linear(views, on_this_rank(lora_a.weight)).flatten(-2)
-            ).to(output.dtype)
+            low_rank = linear(views, on_this_rank(lora_a.weight)).flatten(-2)
+            output = output + scaling * column_parallel(lora_b, shards, low_rank).to(output.dtype)
         return output
     weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
     if shards.held == 1:

@@ -205,14 +205,10 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     tensor_parallel.sum_gradients = residual_stream.sum_gradients = lambda group, *tensors: tensors
     residual_stream.split_gradient = lambda tensor, ranks: tensor
     residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped: (
-        settled
-        if in_flight is None
-        else settled + torch.nn.functional.pad(in_flight, (0, settled.shape[-1] - in_flight.shape[-1])),
+        settled if in_flight is None else collectives.add(settled, in_flight),
         G.apply(output, group),
     )
-    residual_stream.land = lambda settled, in_flight, group, after=None: (
-        settled + torch.nn.functional.pad(in_flight, (0, settled.shape[-1] - in_flight.shape[-1]))
-    )
+    residual_stream.land = lambda settled, in_flight, group, after=None: collectives.add(settled, in_flight)
     return after_two_batches(folder, 2, False)
 
 
