@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from rewired.cli import new_app, sentences
+from rewired.sources import find_source
 
 from .cast import parse_dtype
 from .checkpoint import Checkpoint
 from .convert import Conversion, Request, convert
 from .plan import LayerTable
-from .sources import find_source
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
@@ -215,7 +215,7 @@ def _bar() -> Any:
 
 
 def _push(folder: Path, repo: str) -> str:
-    from .hub import push
+    from rewired.sources.hub import push
 
     try:
         return push(folder, repo)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import rewired
+from rewired.sources import Source, find_source
+from rewired.sources.hub import COMPANION_FILES
 from rewired.wiring import Region, parse_wiring, resolve, wiring_to_json
 
 from . import cast, destination
 from .card import model_card
 from .checkpoint import INDEX, Checkpoint, gain_names, inside, read_json
-from .hub import COMPANION_FILES
 from .llama import DENSE, REWIRED
 from .plan import LayerTable, rewire
 from .safetensors_header import TensorInfo, data_size
-from .sources import Source, find_source
 
 # what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
 MODEL_CODE = (

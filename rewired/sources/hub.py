@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub: just the files that a conversion needs."""
+"""Checkpoints from the Hugging Face hub: just the files that make one, neither code nor pickles."""
 
 from __future__ import annotations
 
