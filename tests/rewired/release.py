@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,19 @@ def use_as_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("REWIRED_CACHE", str(folder.parent / "cache"))
+
+
+def make_sdist(folder: Path, members: Mapping[str, str], *special: tarfile.TarInfo) -> Package:
+    """A source archive of these members, its name in an old style, and of members that are no regular files."""
+    path = folder / "Parcel-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as sdist:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            sdist.addfile(info, io.BytesIO(text.encode()))
+        for info in special:
+            sdist.addfile(info)
+    return Package("parcel==1.0", sha256(path), 12, "a parcel", is_sdist=True)
 
 
 def make_wheel(folder: Path, members: Mapping[str, str], link: str | None = None) -> Package:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from rewired.cache import cache_folder, made_once
 from rewired.packages import unpack
 
-from .release import make_wheel, use_as_index
+from .release import make_sdist, make_wheel, use_as_index
 
 MEMBERS = {"parcel/tasks/one.json": "1", "parcel/tasks/two.json": "2", "parcel/__init__.py": "raise SystemExit"}
 
@@ -58,6 +64,76 @@ def test_what_cannot_be_downloaded_is_a_sentence(index: Path, folder: Path) -> N
     package = replace(make_wheel(index, MEMBERS), requirement="parcel==2.0")
     with pytest.raises(ValueError, match=r"^pip could not download parcel==2\.0 \(.*\)\.$"):
         unpack(package, lambda name: True, folder)
+
+
+class TestSdist:
+    def test_the_wanted_files_come_and_no_code_runs(self, index: Path, folder: Path) -> None:
+        link, hard, pipe = (tarfile.TarInfo(f"parcel-1.0/{name}.json") for name in ("link", "hard", "pipe"))
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        hard.type, hard.linkname = tarfile.LNKTYPE, "parcel-1.0/one.json"
+        pipe.type = tarfile.FIFOTYPE
+        members = {"parcel-1.0/one.json": "1", "parcel-1.0/setup.py": f"open({str(folder / 'ran')!r}, 'w')"}
+        unpack(make_sdist(index, members, link, hard, pipe), lambda name: name.endswith(".json"), folder)
+        assert texts(folder) == {"parcel-1.0/one.json": "1"}
+        assert list(cache_folder().iterdir()) == []
+
+    def test_no_file_leaves_the_folder(self, index: Path, folder: Path) -> None:
+        with pytest.raises(ValueError, match="leads out of its folder"):
+            unpack(make_sdist(index, {"/../out.json": "out"}), lambda name: True, folder)
+
+    def test_another_file_than_the_one_expected_is_not_used(self, index: Path, folder: Path) -> None:
+        with pytest.raises(ValueError, match=r"parcel==1\.0 is not the file expected"):
+            unpack(replace(make_sdist(index, MEMBERS), sha256="0" * 64), lambda name: True, folder)
+        assert texts(folder) == {}
+
+    def test_pip_is_not_let_near_it(self, index: Path, folder: Path) -> None:
+        """Where a wheel is expected and a source archive is all there is."""
+        marker = folder / "ran"
+        package = make_sdist(index, {"parcel-1.0/setup.py": f"open({str(marker)!r}, 'w')"})
+        with pytest.raises(ValueError, match="pip could not download"):
+            unpack(replace(package, is_sdist=False), lambda name: True, folder)
+        assert not marker.exists()
+
+    def test_it_comes_from_the_index_that_pip_is_told(
+        self, index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = make_sdist(index, MEMBERS)
+        (index / "simple" / "parcel").mkdir(parents=True)
+        others = "".join(f'<a href="../../{name}">{name}</a>' for name in ("parcel-1.0.1.tar.gz", "parcel-1.0.zip"))
+        (index / "simple" / "parcel" / "index.html").write_text(
+            f'<html><body>{others}<a href="../../Parcel-1.0.tar.gz#sha256=0" data-requires-python="&gt;=3">it</a>'
+        )
+        with serve(index) as url:
+            monkeypatch.delenv("PIP_NO_INDEX")
+            monkeypatch.setenv("PIP_FIND_LINKS", "")
+            for place in (url, index.as_uri()):
+                monkeypatch.setenv("PIP_INDEX_URL", f"{place}/simple/")
+                unpack(package, lambda name: name in MEMBERS, folder / place[:4])
+        assert texts(folder) == {f"{kind}/{name}": text for kind in ("http", "file") for name, text in MEMBERS.items()}
+
+    def test_what_cannot_be_downloaded_is_a_sentence(
+        self, index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = replace(make_sdist(index, MEMBERS), requirement="parcel==2.0")
+        with pytest.raises(
+            ValueError, match=r"^The source archive of parcel==2\.0 could not .* \(none is there\): .*\.$"
+        ):
+            unpack(package, lambda name: True, folder)
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        for address in ("http://127.0.0.1:9/simple", "no-address", "http://user:word@127.0.0.1:9/simple"):
+            monkeypatch.setenv("PIP_INDEX_URL", address)
+            with pytest.raises(ValueError, match=r"^The source archive of parcel==2\.0 could not .*\.$"):
+                unpack(package, lambda name: True, folder)
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """The folder's files by HTTP."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
