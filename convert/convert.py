@@ -89,7 +89,7 @@ def convert(
     """
     if request.dtype is not None:
         cast.parse_dtype(request.dtype)
-    found = find_source(str(source), revision, request.dtype)
+    found = find_source(str(source), revision)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         preview = Checkpoint.open(found.preview(Path(scratch)))
         plan = make_plan(preview, request)
@@ -101,7 +101,7 @@ def convert(
             return Conversion(target, plan)
     with destination.staged_folder(target) as staging:
         made = staging / ".source"
-        checkpoint = Checkpoint.open(found.fetch(made))
+        checkpoint = Checkpoint.open(found.fetch(made, request.dtype))
         tensors = _checked_tensors(checkpoint, plan)
         plan = replace(plan, notes=[*plan.notes, *_notes_on_weights(checkpoint, tensors, is_gguf=made.exists())])
         _write(found, checkpoint, tensors, plan, request, target, staging, on_bytes)

