@@ -67,6 +67,18 @@ def run_on_ranks(
                 running.join()
 
 
+def choose_device(device: str, ranks: int) -> str:
+    """The device type, "cpu" or "cuda", for so many ranks; `device` may be "auto". Raises ValueError."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and gpus == 0):
+        return "cpu"
+    if gpus < ranks:
+        raise ValueError(f"{ranks} ranks need {ranks} GPUs and there are {gpus}: take fewer, or --device cpu.")
+    return "cuda"
+
+
 def _start_server() -> None:
     """Start what forks the ranks: it imports the model once for all, and leaves Ctrl-C to us, as the ranks do."""
     forkserver.set_forkserver_preload(["rewired.modeling_rewired_llama"])

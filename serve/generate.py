@@ -11,7 +11,7 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.ranks import run_on_ranks
+from rewired.ranks import choose_device, run_on_ranks
 from rewired.tensor_parallel import check_ranks
 
 
@@ -32,19 +32,10 @@ def generate(path: str, prompt: Prompt, ranks: int = 1, dtype: str = "auto", dev
     Raises ValueError where the model, the ranks and the machine do not go together, RankError where a rank dies.
     """
     _check_model(path, ranks)
-    device_type = _device_type(device, ranks)
+    device_type = choose_device(device, ranks)
     if ranks == 1:
         return _generate_on_rank(path, prompt, 1, dtype, device_type)
     return run_on_ranks(_generate_on_rank, ranks, path, prompt, ranks, dtype, device_type, device_type=device_type)[0]
-
-
-def _device_type(device: str, ranks: int) -> str:
-    gpus = torch.cuda.device_count()
-    if device == "cpu" or (device == "auto" and gpus == 0):
-        return "cpu"
-    if gpus < ranks:
-        raise ValueError(f"{ranks} ranks need {ranks} GPUs and there are {gpus}: take fewer, or --device cpu.")
-    return "cuda"
 
 
 def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
