@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rewired.cli import sentences
+from rewired.sources import checkpoint_folder
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -15,7 +15,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _generate(
-    path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: a folder or a hub id.")],
+    source: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: as convert's SOURCE.")],
     prompt: Annotated[str, typer.Option(help="What to answer or to continue.")],
     tp: Annotated[int, typer.Option(help="Over how many ranks to split the model; one GPU each.", min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Where to stop, if the model does not.", min=1)] = 256,
@@ -35,24 +35,21 @@ def _generate(
 
     ```
     rewired generate llama-3.1-8b-ladder-16-32 --prompt "Why is the sky blue?" --tp 4
+    rewired generate smollm2-135m --prompt "Why is the sky blue?"
     rewired generate ./my-hybrid --prompt "Once upon a time" --no-chat --temperature 0.7
     ```
     """
     with sentences("rewired generate"):
-        _check(path, prompt, dtype, device)
+        _check(prompt, dtype, device)
+        folder = checkpoint_folder(source)
         from .generate import Prompt, generate
 
-        generate(path, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
+        generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
 
 
-def _check(path: str, prompt: str, dtype: str, device: str) -> None:
+def _check(prompt: str, dtype: str, device: str) -> None:
     if not prompt:
         raise ValueError("--prompt is empty: give some text to continue.")
-    folder = Path(path)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ValueError(f"{path} holds no config.json: name the folder of a checkpoint, or a hub id.")
-    if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise ValueError(f"{path} does not exist: name the folder of a checkpoint, or a hub id.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
     if device not in ("auto", "cuda", "cpu"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,26 +27,26 @@ class Prompt:
     chat: bool | None = None
 
 
-def generate(path: str, prompt: Prompt, ranks: int = 1, dtype: str = "auto", device: str = "auto") -> str:
-    """Print the answer token by token, and return it.
+def generate(folder: Path, prompt: Prompt, ranks: int = 1, dtype: str = "auto", device: str = "auto") -> str:
+    """Print the answer of the checkpoint in `folder` token by token, and return it.
 
     Raises ValueError where the model, the ranks and the machine do not go together, RankError where a rank dies.
     """
-    _check_model(path, ranks)
+    _check_model(folder, ranks)
     device_type = choose_device(device, ranks)
     if ranks == 1:
-        return _generate_on_rank(path, prompt, 1, dtype, device_type)
-    return run_on_ranks(_generate_on_rank, ranks, path, prompt, ranks, dtype, device_type, device_type=device_type)[0]
+        return _generate_on_rank(folder, prompt, 1, dtype, device_type)
+    return run_on_ranks(_generate_on_rank, ranks, folder, prompt, ranks, dtype, device_type, device_type=device_type)[0]
 
 
-def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
+def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
     is_first = ranks == 1 or torch.distributed.get_rank() == 0
     if not is_first:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-    tokenizer = _load(AutoTokenizer, path)
+    tokenizer = _load(AutoTokenizer, folder)
     distributed = DistributedConfig(tp_size=ranks, tp_plan="auto")
-    model = _load(AutoModelForCausalLM, path, dtype=dtype, distributed_config=distributed)
+    model = _load(AutoModelForCausalLM, folder, dtype=dtype, distributed_config=distributed)
     model = model if ranks > 1 else model.to(device_type)
     inputs = _encode(tokenizer, prompt).to(model.device)
     set_seed(prompt.seed)  # all ranks draw the same token
@@ -60,19 +61,19 @@ def _generate_on_rank(path: str, prompt: Prompt, ranks: int, dtype: str, device_
     return text
 
 
-def _check_model(path: str, ranks: int) -> None:
-    config = _load(AutoConfig, path)
+def _check_model(folder: Path, ranks: int) -> None:
+    config = _load(AutoConfig, folder)
     if isinstance(config, LlamaConfig):
         check_ranks(config, ranks)
 
 
-def _load(auto_class: Any, path: str, **options: Any) -> Any:
+def _load(auto_class: Any, folder: Path, **options: Any) -> Any:
     """Raises ValueError in one sentence, where transformers may take several."""
     try:
-        return auto_class.from_pretrained(path, **options)
+        return auto_class.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path} cannot be loaded: {reason}") from error
+        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> Any:

@@ -26,13 +26,15 @@ def hybrid(smollm2: Path, tmp_path: Path) -> Path:
     return convert(smollm2, tmp_path / "hybrid", Request(wiring)).out
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ | environment
+    )
 
 
 @pytest.mark.xdist_group("smollm2")
 def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
-    expected = generate(str(hybrid), Prompt("Name three colours.", max_new_tokens=24), device="cpu")
+    expected = generate(hybrid, Prompt("Name three colours.", max_new_tokens=24), device="cpu")
     options = ["--prompt", "Name three colours.", "--max-new-tokens", "24"]
     done = run("hybrid", "--tp", "3", "--device", "cpu", *options, cwd=hybrid.parent)
     assert done.returncode == 0, done.stderr
@@ -41,10 +43,28 @@ def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
 
 
 @pytest.mark.xdist_group("smollm2")
+def test_a_short_name_and_a_gguf_file_are_dequantised_once(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Here they are the same model; the short name's has been taken from its package, and no hub answers."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / smollm2_gguf.name).symlink_to(smollm2_gguf)
+    options = ["--prompt", "The capital of France is", "--no-chat", "--max-new-tokens", "3", "--device", "cpu"]
+    first = run("smollm2-135m", *options, cwd=tmp_path, REWIRED_CACHE=str(cache))
+    assert first.returncode == 0, first.stderr
+    assert "Paris" in first.stdout
+    (folder,) = (cache / "models").iterdir()
+    made = {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())}
+    second = run(smollm2_gguf, "--tp", "3", *options, cwd=tmp_path, REWIRED_CACHE=str(cache))
+    assert (second.returncode, second.stdout) == (0, first.stdout), second.stderr
+    assert {path: path.stat().st_mtime_ns for path in ((cache / "models").iterdir())} == {folder: made[folder]}
+    assert {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())} == made
+
+
+@pytest.mark.xdist_group("smollm2")
 def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
     """Else they would fall apart."""
     prompt = Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=1)
-    assert generate(str(hybrid), prompt, ranks=3, device="cpu") == generate(str(hybrid), prompt, device="cpu")
+    assert generate(hybrid, prompt, ranks=3, device="cpu") == generate(hybrid, prompt, device="cpu")
 
 
 @pytest.mark.xdist_group("smollm2")
@@ -88,9 +108,11 @@ def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
 
 
 BAD = {
-    "no folder": (["./nowhere"], "./nowhere does not exist"),
+    "no folder": (["./nowhere"], "'./nowhere' is no such folder here"),
+    "no short name": (["smollm2-135n"], "There is no folder 'smollm2-135n' here, and it is neither a hub id"),
+    "no file": (["nowhere.gguf"], "There is no file nowhere.gguf"),
     "no checkpoint": (["empty"], "empty holds no config.json"),
-    "no hub": (["nobody/nothing"], "nobody/nothing cannot be loaded"),
+    "no hub": (["nobody/nothing"], "The hub does not answer, and nobody/nothing could not be read"),
     "more ranks than heads": (
         ["hybrid", "--tp", "3000", "--device", "cpu"],
         "tp_size 3000 does not divide tp_shards 3",
