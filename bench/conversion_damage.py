@@ -66,9 +66,9 @@ def main() -> None:
 
 
 def perplexity(path: Path) -> float:
-    """On the first WINDOWS x LENGTH tokens of tests/data/prose.txt, each window on its own."""
+    """On the first WINDOWS x LENGTH tokens of evaluate/texts/prose.txt, each window on its own."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    prose = (ROOT / "tests" / "data" / "prose.txt").read_text()
+    prose = (ROOT / "evaluate" / "texts" / "prose.txt").read_text()
     input_ids = AutoTokenizer.from_pretrained(path)(prose, return_tensors="pt").input_ids[:, : WINDOWS * LENGTH]
     with torch.no_grad():
         losses = [model(window, labels=window).loss.item() for window in input_ids.view(WINDOWS, 1, LENGTH)]
@@ -78,7 +78,7 @@ def perplexity(path: Path) -> float:
 _HEAD = """# SmolLM2-135M-Instruct right after conversion
 
 No weight was changed. 30 layers, tp_shards 3, float32 (dequantised from the Q4_1 GGUF that `convert smollm2-135m` takes
-where there is no hub), 4 x 512 tokens of `tests/data/prose.txt`.
+where there is no hub), 4 x 512 tokens of `evaluate/texts/prose.txt`.
 
     {command}
 

@@ -15,7 +15,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 
 PROMPT = "What is the capital of France, and what is it known for?"
-PAGE = (Path(__file__).parents[1] / "tests" / "data" / "prose.txt").read_text()
+PAGE = (Path(__file__).parents[1] / "evaluate" / "texts" / "prose.txt").read_text()
 TOKENS = 1024  # of the page
 
 

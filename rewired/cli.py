@@ -12,7 +12,7 @@ import typer
 
 from .ranks import RankError
 
-ROOMS = ("rewired.convert.cli", "rewired.serve.cli")  # each adds its own commands
+ROOMS = ("rewired.convert.cli", "rewired.evaluate.cli", "rewired.serve.cli")  # each adds its own commands
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from filelock import FileLock
 # so that the ranks of a test can import it; last, where our folders hide no installed package
 sys.path.append(str(Path(__file__).parents[1]))
 
-PROSE = Path(__file__).parent / "data" / "prose.txt"
+PROSE = Path(__file__).parents[1] / "evaluate" / "texts" / "prose.txt"
 
 
 @pytest.fixture(autouse=True)

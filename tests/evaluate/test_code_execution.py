@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rewired.evaluate import code_execution, confinement
+from rewired.evaluate import confinement
 from rewired.evaluate.code_execution import CodeEval, Outcome, check_sandbox, pass_at_k, run_program
 
 MIB = 1 << 20

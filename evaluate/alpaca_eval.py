@@ -1,0 +1,51 @@
+"""AlpacaEval: the answers as its own tool reads them, and the tool's verdict where it can be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from .answers import Logs
+
+TASK = "alpaca_eval"
+JUDGE = "weighted_alpaca_eval_gpt4_turbo"  # AlpacaEval 2's, as in the Ladder paper
+_KEY = "OPENAI_API_KEY"
+
+
+def write_outputs(logs: Logs, generator: str, file: Path) -> None:
+    """The model's answers in `alpaca_eval`'s format."""
+    outputs = [
+        {
+            "dataset": log["doc"]["dataset"],
+            "instruction": log["doc"]["instruction"],
+            "output": log["responses"][0],
+            "generator": generator,
+        }
+        for log in logs
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(outputs, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def judge(file: Path) -> str:
+    """The verdict on the outputs in `file` or, without the tool and a key for its judge, the command that gives it."""
+    command = ["alpaca_eval", "--model_outputs", str(file), "--annotators_config", JUDGE]
+    missing = [
+        what
+        for what, is_there in {
+            "pip install alpaca_eval": shutil.which(command[0]),
+            f"export {_KEY}=...": os.environ.get(_KEY),
+        }.items()
+        if not is_there
+    ]
+    if missing:
+        return f"AlpacaEval's judge was not asked. {' and '.join(missing)}, then: {shlex.join(command)}"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        return f"AlpacaEval's judge failed ({last}): {shlex.join(command)}"
+    return done.stdout.strip()

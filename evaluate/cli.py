@@ -1,0 +1,161 @@
+"""The commands `evaluate` and `rewired data fetch`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rewired.cli import new_app, sentences
+
+_ON_WHAT, _HOW = "On what", "How"
+_INTERRUPTED = "interrupted; finished tasks are kept, and the same command goes on with the next."
+
+
+def main() -> None:
+    """Console script `evaluate`."""
+    app = new_app()
+    app.command("evaluate")(_evaluate)
+    app()
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("evaluate")(_evaluate)
+    data = new_app(no_args_is_help=True)
+    data.callback()(_data)
+    data.command("fetch")(_fetch)
+    app.add_typer(data, name="data")
+
+
+def _on_what(help_text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_ON_WHAT)
+
+
+def _how(help_text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_HOW)
+
+
+def _evaluate(
+    original: Annotated[
+        str, typer.Argument(help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results.")
+    ],
+    rewired: Annotated[list[str] | None, typer.Argument(help="What is compared with it, named likewise.")] = None,
+    control: Annotated[
+        str | None, _on_what("A dense model after the same training, for a column of its own.", metavar="MODEL")
+    ] = None,
+    suite: Annotated[
+        str | None, _on_what("quick, ladder-table4, ladder-table3, caat-table1, or the path of a YAML file.")
+    ] = None,
+    tasks: Annotated[
+        list[str] | None, _on_what("Only these tasks of the suite, or others of lm-eval's; commas or repeated.")
+    ] = None,
+    limit: Annotated[int | None, _on_what("Only the first N items of every task.", metavar="N")] = None,
+    text: Annotated[
+        list[Path] | None, _on_what("Texts for perplexity and divergence; by default a page of prose.", metavar="FILE")
+    ] = None,
+    no_text: Annotated[bool, _on_what("Measure no perplexity and divergence.", "--no-text")] = False,
+    text_tokens: Annotated[int, _on_what("How much of each text.", metavar="N")] = 8192,
+    data: Annotated[
+        Path | None, _on_what("Without a hub: rows of `rewired data fetch benchmarks DIR`.", metavar="DIR")
+    ] = None,
+    batch_size: Annotated[str, _how("A number, or auto: what fits; 16 to generate; 8 on a CPU.")] = "auto",
+    dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's, on a CPU float32.")] = "auto",
+    device: Annotated[str, _how("cuda, cpu, or auto: cuda where there is one.")] = "auto",
+    tp: Annotated[int, _how("Over how many ranks to split each model.", metavar="N")] = 1,
+    run_model_code: Annotated[
+        bool, _how("Let tasks such as HumanEval run what the model wrote, in a sandbox.", "--run-model-code")
+    ] = False,
+    fresh: Annotated[bool, _how("Ask again what was answered before.", "--fresh")] = False,
+    out: Annotated[
+        Path | None, _how("The folder to write; by default its name says what was done.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Compare models on the same questions and the same text: accuracy, perplexity, divergence, and what is noise.
+
+    The driver is lm-evaluation-harness. Answers are kept, so that a run that was interrupted goes on, and an original
+    is asked once. Without a suite and tasks only the divergence is measured, which takes a minute.
+
+    Examples:
+
+    ```
+    evaluate llama-3.1-8b-instruct ./my-hybrid --suite ladder-table4 --run-model-code
+    evaluate llama-3.1-8b-instruct ./my-hybrid --text notes.txt
+    rewired data fetch benchmarks ./benchmarks
+    evaluate ./my-llama ./my-hybrid --suite quick --data ./benchmarks
+    evaluate ./my-llama ./my-hybrid ./my-hybrid+./adapter --tasks arc_easy,piqa --limit 200
+    ```
+    """
+    with sentences("evaluate", _INTERRUPTED):
+        _check(limit, text_tokens, batch_size, dtype, device, tp)
+        names = [name for given in tasks or () for name in given.split(",") if name]
+        on_what = Path(suite).stem if suite else "tasks" if names else "text"
+        folder = out or Path(f"evaluation-{Path(original).name}-{on_what}")
+        if folder.exists() and (
+            not folder.is_dir() or (any(folder.iterdir()) and not (folder / "results.json").exists())
+        ):
+            raise ValueError(f"{folder} exists and is no earlier evaluation: name another --out.")
+        from rewired.ranks import choose_device
+
+        try:
+            from .evaluate import PACKAGED_TEXT, Request, evaluate
+            from .measure import Machine
+        except ImportError as error:
+            raise ValueError(f"This needs the package '{error.name}': pip install 'rewired[evaluate]'.") from None
+        texts = [] if no_text else text or [PACKAGED_TEXT]
+        request = Request(
+            original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
+        )
+        machine = Machine(choose_device(device, tp), tp, dtype, batch_size)
+        results = evaluate(request, machine, folder)
+        _report(results, folder)
+
+
+def _report(results: Any, folder: Path) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from .report import markdown, write_report
+
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    write_report(results, command, date, folder)
+    Console().print(Markdown(markdown(results, command, date)))
+    print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+
+
+def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, device: str, tp: int) -> None:
+    for name, value in (("--limit", limit), ("--text-tokens", text_tokens), ("--tp", tp)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value} makes no sense: give a number from 1 on.")
+    if batch_size != "auto" and not (batch_size.isdigit() and int(batch_size) > 0):
+        raise ValueError(f"--batch-size {batch_size} makes no sense: give a number from 1 on, or auto.")
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
+    if device not in ("auto", "cuda", "cpu"):
+        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
+
+
+def _data() -> None:
+    """Data that the commands use, from PyPI packages where there is no hub."""
+
+
+def _fetch(
+    what: Annotated[str, typer.Argument(help="benchmarks: the tasks' items, 500 MB of downloads, 130 MB on disk.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it.")],
+) -> None:
+    """Fetch data into DIR; what is there already is kept.
+
+    Items come from PyPI packages that carry them, checked by their SHA-256. No package is installed, and nothing in one
+    is run.
+    """
+    with sentences("rewired data fetch"):
+        if what != "benchmarks":
+            raise ValueError(f"'{what}' is not known: there is `benchmarks`.")
+        from .benchmarks import fetch
+
+        fetch(folder)
+        print(f"{folder} is complete: evaluate ... --data {folder}")

@@ -1,0 +1,100 @@
+"""How far a rewired model's predictions are from the original's: everybody's yardstick.
+
+Thousands of tokens tell here what takes benchmarks thousands of questions, since every token compares two whole
+distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+TOP = (1, 5, 10)
+_CHUNK = 128  # positions whose float32 distributions are held at once
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Over all predicted tokens of a text; KL in nats."""
+
+    tokens: int
+    perplexity_original: float
+    perplexity: float
+    kl: float  # mean of KL(original || rewired)
+    kl_standard_error: float | None  # over windows; None where there is one
+    kl_p95: float
+    agreement: dict[int, float]  # k -> share of the original's k likeliest tokens that are among the other's
+
+
+def windows_of(
+    text: str, tokenizer: Callable[..., dict[str, list[int]]], length: int, tokens: int | None
+) -> torch.Tensor:
+    """The text's tokens, the first `tokens` of them, in windows [W, length]; what is left over is not used.
+
+    Each window starts with a BOS where the tokenizer adds one. Raises ValueError for a text without two tokens.
+    """
+    bos = tokenizer("")["input_ids"][:1]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]
+    content = min(length - len(bos), len(ids))
+    if content + len(bos) < 2:
+        raise ValueError("The text is too short: it has to have two tokens at least.")
+    count = len(ids) // content
+    return torch.tensor([bos + ids[number * content : (number + 1) * content] for number in range(count)])
+
+
+@torch.no_grad()
+def divergence(
+    original: Callable[[torch.Tensor], torch.Tensor],
+    rewired: Callable[[torch.Tensor], torch.Tensor],
+    windows: torch.Tensor,
+    on_window: Callable[[], None] = lambda: None,
+) -> Divergence:
+    """Of `rewired` from `original`, functions from input_ids [1, T] to logits [1, T, V], on `windows`, [W, T].
+
+    One window's logits are in memory at a time.
+    """
+    found = []
+    for window in windows:
+        logits_original, logits_rewired = original(window[None])[0], rewired(window[None])[0]
+        rows = [
+            _compare(logits_original[start:stop], logits_rewired[start:stop], window[start + 1 : stop + 1])
+            for start, stop in _chunks(len(window) - 1)
+        ]
+        found.append(torch.cat(rows).cpu().numpy())
+        on_window()
+    return _summary(np.stack(found))  # [W, T - 1, 3 + len(TOP)]
+
+
+def _chunks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
+
+
+def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[T, V], [T, V], [T] -> [T, 3 + len(TOP)]: both losses, the KL divergence, and agreement at each k of TOP."""
+    ours, theirs = logits_original.float().log_softmax(-1), logits_rewired.float().log_softmax(-1)
+    losses = [-log_probs.gather(-1, targets.to(ours.device)[:, None])[:, 0] for log_probs in (ours, theirs)]
+    kl = (ours.exp() * (ours - theirs)).sum(-1)
+    most = min(TOP[-1], ours.shape[-1])
+    first, second = ours.topk(most).indices, theirs.topk(most).indices  # [T, most]
+    shared = [(first[:, :k, None] == second[:, None, :k]).any(-1).float().mean(-1) for k in TOP]
+    return torch.stack([*losses, kl, *shared], dim=-1)
+
+
+def _summary(found: np.ndarray) -> Divergence:
+    windows = len(found)
+    by_token = found.reshape(-1, found.shape[-1]).astype(np.float64)
+    kl_of_windows = found[..., 2].mean(axis=1, dtype=np.float64)
+    means = by_token.mean(axis=0)
+    return Divergence(
+        tokens=len(by_token),
+        perplexity_original=math.exp(means[0]),
+        perplexity=math.exp(means[1]),
+        kl=float(means[2]),
+        kl_standard_error=float(kl_of_windows.std(ddof=1) / math.sqrt(windows)) if windows > 1 else None,
+        kl_p95=float(np.percentile(by_token[:, 2], 95)),
+        agreement={k: float(mean) for k, mean in zip(TOP, means[3:], strict=True)},
+    )

@@ -1,0 +1,204 @@
+"""Evaluate an original and what was made from it, on the same questions and the same text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from . import answers, benchmarks, harness, measure
+from .answers import Earlier, Logs
+from .divergence import Divergence, windows_of
+from .harness import MissingRowsError, Task
+from .measure import Machine, Question
+from .models import Model, check_together, load_tokenizer, open_model
+from .papers import load_paper
+from .results import ModelInfo, Results, average_of, compile_tasks
+from .suites import Suite, choose, load_suite
+
+PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare, and on what. Models as users write them: a checkpoint, BASE+ADAPTER, or earlier results."""
+
+    original: str
+    others: Sequence[str] = ()
+    control: str | None = None  # a dense model after the same training
+    suite: str | None = None
+    tasks: Sequence[str] = ()
+    limit: int | None = None
+    texts: Sequence[Path] = (PACKAGED_TEXT,)  # for perplexity and divergence
+    text_tokens: int = 8192  # of each
+    data: Path | None = None  # rows without a hub: the folder of `benchmarks.fetch`
+    runs_code: bool = False  # whether tasks may run code that a model wrote
+    fresh: bool = False  # whether kept answers are asked for again
+
+
+def evaluate(request: Request, machine: Machine, out: Path) -> Results:
+    """Ask all models what was not asked before, and compare them; per-item logs go below `out`.
+
+    Everything that can be checked is, before the first model loads. Raises ValueError.
+    """
+    suite = load_suite(request.suite) if request.suite else None
+    tasks, left_out = _load_tasks(suite, request)
+    models, roles = _open_models(request)
+    texts = {path.name: _read_text(path) for path in request.texts}
+    real = [model for model in models if isinstance(model, Model)]
+    if real:
+        check_together(real, machine.ranks)
+        for text in texts.values():
+            windows_of(text, load_tokenizer(real[0]), measure.WINDOW, request.text_tokens)
+    _check_chat_templates(tasks, real)
+    for model in real:
+        _ask(model, tasks, request, machine)
+    names = [model.name for model in models]
+    logs = {
+        task.entry.title: {model.name: _logs(model, task, request, machine, out) for model in models} for task in tasks
+    }
+    results = compile_tasks(tasks, logs, names)
+    return Results(
+        suite=suite.name if suite else None,
+        about=suite.about if suite else "",
+        models=[_info(model, role) for model, role in zip(models, roles, strict=True)],
+        tasks=results,
+        average=average_of(results, names),
+        divergences={name: _divergences(models, text, request, machine) for name, text in texts.items()},
+        left_out=left_out,
+        notes=_notes(models, request),
+        settings=_settings(request, machine),
+        paper=load_paper(suite.paper) if suite and suite.paper else None,
+    )
+
+
+def _load_tasks(suite: Suite | None, request: Request) -> tuple[list[Task], dict[str, str]]:
+    """The tasks, and those of the suite whose rows cannot be had, with the reason."""
+    if request.data is not None:
+        benchmarks.check(request.data)
+    tasks, left_out = [], {}
+    for entry in choose(suite, request.tasks, request.limit):
+        try:
+            tasks += harness.load_tasks([entry], request.data, request.runs_code)
+        except MissingRowsError as error:
+            if request.tasks or request.data is None:
+                raise
+            left_out[entry.title] = str(error)
+            print(f"Left out: {error}", file=sys.stderr)
+    return tasks, left_out
+
+
+def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
+    given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
+    if request.control:
+        given.append((request.control, "control"))
+    models: list[Model | Earlier] = []
+    roles: list[str] = []
+    for name, role in given:
+        if (Path(name) / "results.json").is_file():
+            found: list[Model | Earlier] = [*answers.earlier(Path(name))]
+            found = found[:1] if role == "original" else found[1:] or found
+        else:
+            found = [open_model(name)]
+        models += found
+        roles += [role] * len(found)
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
+    return models, roles
+
+
+def _ask(model: Model, tasks: Sequence[Task], request: Request, machine: Machine) -> None:
+    questions = [Question(task.entry, _kept(model, task, request, machine)) for task in tasks]
+    missing = [question for question in questions if request.fresh or not question.file.is_file()]
+    if len(missing) < len(questions):
+        print(
+            f"{model.name}: {len(questions) - len(missing)} of {len(questions)} tasks kept from before", file=sys.stderr
+        )
+    if missing:
+        machine.run(measure.ask, model, missing, request.data, request.runs_code)
+
+
+def _kept(model: Model, task: Task, request: Request, machine: Machine) -> Path:
+    rows = sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub"
+    return answers.kept(model, task, {"dtype": machine.weights_dtype, "rows": rows})
+
+
+def _logs(model: Model | Earlier, task: Task, request: Request, machine: Machine, out: Path) -> Logs:
+    title = task.entry.title
+    file = model.answers(title) if isinstance(model, Earlier) else _kept(model, task, request, machine)
+    if not file.is_file():
+        raise ValueError(f"The results in {file.parents[2]} have no {title} of {model.name}: leave the task out.")
+    answers.copy_to(out, model.name, title, file)
+    return answers.read(file)
+
+
+def _divergences(
+    models: Sequence[Model | Earlier], text: str, request: Request, machine: Machine
+) -> dict[str, Divergence]:
+    original, *others = models
+    here = [model for model in others if isinstance(model, Model)]
+    if not isinstance(original, Model) or not here:
+        return {}
+    found = machine.run(measure.compare, original, here, text, request.text_tokens)
+    return dict(zip([model.name for model in here], found, strict=True))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The text {path} cannot be read: {error}.") from None
+
+
+def _check_chat_templates(tasks: Sequence[Task], models: Sequence[Model]) -> None:
+    titles = [task.entry.title for task in tasks if task.entry.chat]
+    for model in models if titles else ():
+        if load_tokenizer(model).chat_template is None:
+            raise ValueError(f"{titles[0]} asks through a chat template, and {model.name} has none.")
+
+
+def _info(model: Model | Earlier, role: str) -> ModelInfo:
+    config: dict[str, Any] = {}
+    if isinstance(model, Model):
+        loaded = AutoConfig.from_pretrained(model.folder).to_diff_dict()
+        config = {key: loaded[key] for key in ("model_type", "wiring", "tp_shards") if key in loaded}
+    return ModelInfo(model.name, role, model.sha256, model.step, config)
+
+
+def _notes(models: Sequence[Model | Earlier], request: Request) -> list[str]:
+    from_before = [model.name for model in models if isinstance(model, Earlier)]
+    notes = [f"Answers of {', '.join(from_before)} are from earlier results."] if from_before else []
+    if from_before and request.texts:
+        notes.append("Divergence needs the weights of both models, so there is none for these.")
+    return notes
+
+
+def _settings(request: Request, machine: Machine) -> dict[str, Any]:
+    import transformers
+
+    import rewired
+
+    return {
+        "seed": harness.SEED,
+        "limit": request.limit,
+        "text_tokens": request.text_tokens,
+        "window": measure.WINDOW,
+        "rows": "packages" if request.data else "hub",
+        "dtype": machine.weights_dtype,
+        "batch_size": machine.batch_size,
+        "device": torch.cuda.get_device_name() if machine.device_type == "cuda" else "cpu",
+        "tp": machine.ranks,
+        "versions": {
+            "rewired": rewired.__version__,
+            "lm_eval": harness.HARNESS,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }

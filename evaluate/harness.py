@@ -1,0 +1,237 @@
+"""lm-evaluation-harness's own tasks, on a model that we loaded: its prompts, its filters, its metrics.
+
+Two things come from elsewhere, and nothing else: rows, where there is no hub (`benchmarks.py`), and what runs
+model-written code (`code_execution.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import datasets
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from . import benchmarks, code_execution
+from .metrics import Metric, metric_of, pair
+from .suites import Entry
+
+SEED = 1234  # of whatever is drawn: shots, and sampled generations
+HARNESS = version("lm_eval")
+OUR_TASKS = Path(__file__).parent / "tasks"
+
+# where the tasks of our suites are defined: their folders alone are read in no time
+_OURS = "ours"
+_FOLDERS = {
+    "alpaca_eval": _OURS,
+    "arc_challenge": "arc",
+    "arc_easy": "arc",
+    "boolq": "super_glue/boolq",
+    "gsm8k_cot": "gsm8k",
+    "hellaswag": "hellaswag",
+    "humaneval": "humaneval",
+    "humaneval_plus": "humaneval",
+    "ifeval": "ifeval",
+    "lambada_openai": "lambada",
+    "mmlu": "mmlu/default",
+    "openbookqa": "openbookqa",
+    "piqa": "piqa",
+    "sciq": "sciq",
+    "truthfulqa_mc1": "truthfulqa",
+    "wikitext": "wikitext",
+    "winogrande": "winogrande",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """An entry of a suite, loaded: one task of the harness, or a group whose items count alike."""
+
+    entry: Entry
+    loaded: dict[str, Any]  # the harness's tasks by name
+    metric: Metric | None  # None where the outputs are what is wanted
+    filter: str
+    shots: int
+    versions: dict[str, Any]
+    note: str  # how the rows differ from the hub's
+
+
+def load_tasks(entries: Sequence[Entry], rows: Path | None, runs_code: bool) -> list[Task]:
+    """The entries' tasks, ready to be asked. `rows` is the folder of `benchmarks.fetch`, None for the hub.
+
+    Raises ValueError where a task is unknown, lacks rows, a metric, a package, or the user's leave to run code.
+    """
+    return [_load_task(entry, rows, runs_code) for entry in entries]
+
+
+def ask(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    batch_size: int | str,
+    runs_code: bool = False,
+) -> list[dict[str, Any]]:
+    """Put the task's items to the model: the harness's log of each, with all metrics, in the items' order."""
+    from lm_eval.evaluator import evaluate
+
+    set_seed(SEED)
+    for asked in task.loaded.values():
+        asked.set_fewshot_seed(SEED)
+    results = evaluate(
+        _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size),
+        {"tasks": task.loaded},
+        limit=task.entry.limit,
+        apply_chat_template=task.entry.chat,
+        fewshot_as_multiturn=task.entry.chat,
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=runs_code,
+    )
+    return [_log(name, sample) for name, samples in results["samples"].items() for sample in samples]
+
+
+def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
+    manager = _manager(_FOLDERS.get(entry.task))
+    if entry.task not in manager.all_tasks:
+        near = get_close_matches(entry.task, manager.all_tasks)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
+        raise ValueError(f"There is no task '{entry.task}' in lm-eval {HARNESS}: {hint}")
+    with _borrowed(rows, entry.shots or 0):
+        try:
+            loaded = manager.load([entry.task])["tasks"]
+        except ImportError as error:
+            raise ValueError(
+                f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
+            ) from None
+        except ValueError as error:
+            raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
+        except (OSError, LookupError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise MissingRowsError(
+                f"Task {entry.task} cannot be loaded: {reason} Without a hub, `rewired data fetch benchmarks DIR` and "
+                "--data DIR have most rows."
+            ) from None
+    return _checked(entry, loaded, rows, runs_code)
+
+
+class MissingRowsError(ValueError):
+    """A task is known, and its rows are out of reach."""
+
+
+def _checked(entry: Entry, loaded: dict[str, Any], rows: Path | None, runs_code: bool) -> Task:
+    first = next(iter(loaded.values()))
+    for name, task in loaded.items():
+        if getattr(task, "UNSAFE_CODE", False):
+            if not runs_code:
+                raise ValueError(
+                    f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), "
+                    "or name the other tasks with --tasks."
+                )
+            code_execution.check_sandbox()
+        shots = entry.shots if entry.shots is not None else task.config.num_fewshot or 0
+        task.set_config("num_fewshot", shots)
+        if shots and not task.sampler.df:
+            raise MissingRowsError(f"Task {entry.task} cannot be loaded: no package has rows for its {shots} shots.")
+        if name == "ifeval":
+            _check_ifeval()
+    wanted, _, filter_name = (entry.metric or next(iter(first.aggregation()))).partition(",")
+    filters = [ensemble.name for ensemble in first._filters]
+    if filter_name and filter_name not in filters:
+        raise ValueError(f"Task {entry.task} has no filter '{filter_name}' but {', '.join(filters)}.")
+    try:
+        metric = None if wanted == "bypass" else metric_of(wanted, first.aggregation(), first.higher_is_better())
+    except ValueError as error:
+        raise ValueError(f"Task {entry.task} cannot be scored: {error}.") from None
+    note = benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).note(shots) if rows else ""
+    versions = {name: task.VERSION for name, task in loaded.items()}
+    return Task(entry, loaded, metric, filter_name or filters[0], shots, versions, note)
+
+
+def _check_ifeval() -> None:
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise ValueError(
+            "Task ifeval needs NLTK's sentence splitter: python -m nltk.downloader punkt_tab, or --data DIR."
+        ) from None
+
+
+@contextmanager
+def _borrowed(rows: Path | None, shots: int) -> Iterator[None]:
+    """While tasks load: our rows, and our sandbox in place of a script from the hub."""
+    hugging_face_evaluate = import_module("evaluate")
+
+    def load(name: str, *args: Any, **options: Any) -> Any:
+        return code_execution.CodeEval() if name == "code_eval" else own_load(name, *args, **options)
+
+    own_load = hugging_face_evaluate.load
+    with benchmarks.rows_from(rows, shots), patch.object(hugging_face_evaluate, "load", load):
+        yield
+
+
+@cache
+def _manager(folder: str | None) -> Any:
+    """The harness's index of its tasks and ours: of one folder of tasks, or all 14,000, which takes long."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    import lm_eval.tasks
+
+    datasets.disable_progress_bars()
+    if folder is None:
+        return lm_eval.tasks.TaskManager(include_path=str(OUR_TASKS))
+    theirs = Path(lm_eval.tasks.__file__).parent / folder
+    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(OUR_TASKS if folder == _OURS else theirs))
+
+
+def _log(task: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """One item as it is kept: the harness's hashes make it the same item in another run."""
+    pairs = {name: pair(sample[name]) for name in sample["metrics"]}
+    return {
+        "task": task,
+        "id": f"{task}/{sample['doc_id']}/{sample['doc_hash'][:16]}/{sample['prompt_hash'][:16]}",
+        "filter": sample["filter"],
+        "doc": sample["doc"],
+        "prompt": sample["arguments"][0][0],
+        "target": sample["target"],
+        "responses": sample["filtered_resps"],
+        "metrics": {name: found for name, found in pairs.items() if found is not None},
+    }
+
+
+@cache
+def _harness_model() -> Any:
+    """The harness's own wrapper, which here refuses a doubled BOS. Made late: importing it takes seconds."""
+    from lm_eval.models.huggingface import HFLM
+
+    class HarnessModel(HFLM):
+        def _model_call(self, inps: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            check_one_bos(inps, self.tokenizer)
+            return super()._model_call(inps, *args, **options)
+
+        def _model_generate(self, context: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            check_one_bos(context, self.tokenizer)
+            return super()._model_generate(context, *args, **options)
+
+    return HarnessModel
+
+
+def check_one_bos(input_ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError where a row of input_ids, [B, T], starts with two BOS: that moves scores, silently."""
+    bos = tokenizer.bos_token_id
+    if bos is None or bos == tokenizer.pad_token_id:
+        return
+    if ((input_ids[:, 1:] == bos) & (input_ids[:, :-1] == bos)).any():
+        raise ValueError(
+            "A prompt has two BOS tokens in a row, which lowers scores: the tokenizer adds one, and so does its chat "
+            "template or the text."
+        )

@@ -1,0 +1,79 @@
+"""What a metric adds up per item, so that two models are compared item by item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+AGGREGATE = "aggregate"  # IFEval's four accuracies, averaged
+_IFEVAL = ("prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc", "inst_level_loose_acc")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as quotients of sums over items: an item's parts are pairs of a numerator and a denominator."""
+
+    name: str  # the harness's, or AGGREGATE
+    kind: str  # mean, perplexity or bits
+    higher_is_better: bool = True
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it lies between 0 and 1, and is printed in per cent."""
+        return self.kind == "mean"
+
+    def parts(self, pairs: dict[str, list[float]]) -> list[float]:
+        """An item's parts from the pairs of all its metrics."""
+        return [number for name in (_IFEVAL if self.name == AGGREGATE else (self.name,)) for number in pairs[name]]
+
+    def value(self, sums: np.ndarray) -> np.ndarray:
+        """The metric where the parts add up to `sums`, [..., parts] -> [...]."""
+        quotients = sums[..., 0::2] / sums[..., 1::2]
+        return _VALUE[self.kind](quotients.mean(axis=-1))
+
+
+def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_better: dict[str, bool]) -> Metric:
+    """The task's metric `name`. Raises ValueError if the task has none of this name, or it is no quotient of sums."""
+    if name == AGGREGATE:
+        if not set(_IFEVAL) <= aggregation.keys():
+            raise ValueError(f"the metric '{AGGREGATE}' is IFEval's; this task has {', '.join(aggregation)}")
+        return Metric(name, "mean")
+    if name == "pass@1" and "pass_at_k" in aggregation:
+        return Metric(name, "mean")
+    if name not in aggregation:
+        raise ValueError(f"it has no metric '{name}' but {', '.join(aggregation)}")
+    kind = _KINDS.get(aggregation[name].__name__)
+    if kind is None:
+        raise ValueError(f"its metric '{name}' is no mean over items, so two models cannot be paired on it")
+    return Metric(name, kind, higher_is_better.get(name, True))
+
+
+def pair(value: Any) -> list[float] | None:
+    """The numerator and denominator of what the harness logs for an item; None for what is no such thing.
+
+    It logs a number, a list of them (an item with several answers), or a tuple of log-likelihood and length.
+    """
+    if isinstance(value, list):
+        return [float(sum(value)), float(len(value))]
+    if isinstance(value, tuple):
+        return [float(value[0]), float(value[1])]
+    return [float(value), 1.0] if isinstance(value, (bool, int, float, np.number)) else None
+
+
+# the harness's aggregations by the names of their functions
+_KINDS = {
+    "mean": "mean",
+    "agg_inst_level_acc": "mean",
+    "perplexity": "perplexity",
+    "weighted_perplexity": "perplexity",
+    "bits_per_byte": "bits",
+}
+_VALUE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": lambda quotient: quotient,
+    "perplexity": lambda quotient: np.exp(-quotient),
+    "bits": lambda quotient: -quotient / math.log(2),
+}

@@ -1,0 +1,131 @@
+"""The models that are compared: where they are, whether they go together, and how they are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.distributed import DistributedConfig
+
+import rewired  # noqa: F401 - registers the classes
+from rewired.cache import cache_folder
+from rewired.packages import sha256
+from rewired.sources import checkpoint_folder
+from rewired.tensor_parallel import check_ranks
+
+_DEFINING = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint on disk, with an adapter or without."""
+
+    name: str  # in the report
+    folder: Path
+    adapter: Path | None
+    sha256: str  # of everything that its answers depend on
+
+    @property
+    def step(self) -> int | None:
+        """How many training steps it is old, if a trainer wrote it."""
+        state = (self.adapter or self.folder) / "trainer_state.json"
+        return int(json.loads(state.read_text())["global_step"]) if state.is_file() else None
+
+
+def open_model(given: str) -> Model:
+    """The model that a user names: as `convert` takes it, or BASE+ADAPTER. Raises ValueError."""
+    base, plus, adapter = given.partition("+")
+    if plus and Path(given).is_dir():  # a folder may be called so
+        base, adapter = given, ""
+    folder = checkpoint_folder(base)
+    _refuse_wiring_that_is_not_run(folder, base)
+    name = Path(base).name if Path(base).is_dir() else base
+    if not adapter:
+        return Model(name, folder, None, _sha256(folder))
+    adapter_folder = Path(adapter)
+    if not (adapter_folder / "adapter_config.json").is_file():
+        raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
+    digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
+    return Model(f"{name}+{adapter_folder.name}", folder, adapter_folder, digest)
+
+
+def check_together(models: Sequence[Model], ranks: int) -> None:
+    """Raises ValueError where the models' vocabularies differ, or one cannot run on so many ranks."""
+    first = models[0]
+    for model in models:
+        config = AutoConfig.from_pretrained(model.folder)
+        if isinstance(config, LlamaConfig):
+            check_ranks(config, ranks)
+        if load_tokenizer(model).get_vocab() != load_tokenizer(first).get_vocab():
+            raise ValueError(
+                f"{first.name} and {model.name} have different vocabularies, so their tokens cannot be compared: "
+                "evaluate a rewired model against the one that it was made from."
+            )
+
+
+def load_tokenizer(model: Model) -> Tokenizer:
+    """Raises ValueError if the checkpoint has none."""
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model.folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model.name} has no tokenizer that can be loaded: {_first_line(error)}") from None
+    return tokenizer
+
+
+def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTrainedModel:
+    """On this process's device; with several `ranks`, this rank's part. Raises ValueError if it cannot be loaded."""
+    options: dict[str, Any] = (
+        {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
+    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model.name} cannot be loaded: {_first_line(error)}") from error
+    if ranks == 1:
+        loaded = loaded.to(torch.device(device_type))
+    if model.adapter is not None:
+        from peft import PeftModel
+
+        loaded = PeftModel.from_pretrained(loaded, model.adapter)
+    return loaded.eval()
+
+
+def _refuse_wiring_that_is_not_run(folder: Path, given: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("model_type") == "llama" and "wiring" in config:
+        raise ValueError(
+            f"{given} has a wiring in its config.json but says model_type llama, so it would run as a dense Llama and "
+            "ignore it: its model_type must be rewired_llama."
+        )
+
+
+def _sha256(folder: Path) -> str:
+    """Of a checkpoint: what defines it and its weights, by name and content."""
+    files = [folder / name for name in _DEFINING if (folder / name).is_file()]
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(f"{folder} holds no safetensors weights.")
+    return hashlib.sha256("\n".join(f"{file.name} {_digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
+
+
+def _digest(file: Path) -> str:
+    """A file's SHA-256, computed once as long as it does not change, and once for all hard links to it."""
+    stat = file.stat()
+    known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
+    if known.is_file():
+        return known.read_text()
+    digest = sha256(file)
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.write_text(digest)
+    return digest
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

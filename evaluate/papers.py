@@ -1,0 +1,43 @@
+"""What the papers published, to stand beside what was measured. One YAML file a table, under `papers/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+FOLDER = Path(__file__).parent / "papers"
+
+
+@dataclass(frozen=True)
+class Paper:
+    source: str
+    model: str
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[float, ...]]  # per cent, but for perplexities
+    lower_is_better: tuple[str, ...] = ()
+
+    def value(self, row: str, column: str) -> float | None:
+        return self.rows[row][self.columns.index(column)] if column in self.columns else None
+
+    def average(self, row: str, columns: Sequence[str]) -> float | None:
+        """Over those of `columns` that the table has and that are shares."""
+        values = [
+            self.rows[row][number]
+            for number, column in enumerate(self.columns)
+            if column in columns and column not in self.lower_is_better
+        ]
+        return sum(values) / len(values) if values else None
+
+
+def load_paper(name: str) -> Paper:
+    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return Paper(
+        content["source"],
+        content["model"],
+        tuple(content["columns"]),
+        {row: tuple(values) for row, values in content["rows"].items()},
+        tuple(content.get("lower_is_better", ())),
+    )

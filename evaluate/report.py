@@ -1,0 +1,244 @@
+"""What an evaluation writes: results.json, report.md, report.html and plots."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from .papers import Paper
+from .plots import draw
+from .results import Average, Results, TaskResult
+from .statistics import LEVEL, Score
+
+
+def write_report(results: Results, command: str, date: str, folder: Path) -> None:
+    """All files of an evaluation but the per-item logs, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"command": command, "date": date, **asdict(results)}
+    (folder / "results.json").write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
+    plots = draw(results, folder)
+    text = markdown(results, command, date)
+    images = "".join(f"\n![{plot.stem}]({plot.name})\n" for plot in plots)
+    (folder / "report.md").write_text(text + images, encoding="utf-8")
+    (folder / "report.html").write_text(_page(text, plots), encoding="utf-8")
+
+
+def markdown(results: Results, command: str, date: str) -> str:
+    """The report's text."""
+    names = " against ".join(
+        [results.original.name, ", ".join(model.name for model in results.others)][: len(results.models)]
+    )
+    parts = [f"# {names}", f"    {command}", _settings(results, date)]
+    if results.tasks:
+        parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
+    if results.paper and results.tasks:
+        parts += ["## What the paper published", _paper_table(results, results.paper)]
+    for text, found in results.divergences.items():
+        if found:
+            parts += [f"## Divergence on {text}", _divergence_table(results, text)]
+    remarks = [f"{task}: not run. {why}" for task, why in results.left_out.items()] + results.notes
+    remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
+    if remarks:
+        parts += ["## Remarks", "\n".join(f"- {remark}" for remark in remarks)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _settings(results: Results, date: str) -> str:
+    settings = results.settings
+    versions = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
+    suite = f"suite {results.suite}, " if results.suite else ""
+    models = "\n".join(
+        f"- {model.role} **{model.name}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
+        for model in results.models
+    )
+    return (
+        f"{date}: {suite}{settings['dtype']} on {settings['device']}, {settings['tp']} "
+        f"rank{'s' if settings['tp'] > 1 else ''}, batch size {settings['batch_size']}, rows from "
+        f"{settings['rows']}, seed {settings['seed']}; {versions}.\n\n{models}"
+    )
+
+
+def _wiring(config: dict[str, object]) -> str:
+    wiring = config.get("wiring")
+    return f", wiring `{json.dumps(wiring)}`, tp_shards {config.get('tp_shards')}" if wiring else ""
+
+
+def _tasks_table(results: Results) -> str:
+    """One table for each model that is compared; one of its own scores for an original alone."""
+    original = results.original.name
+    if not results.others:
+        rows = [
+            [task.title, *_asked(task), _with_error(task.scores[original], task.is_share)] for task in results.tasks
+        ]
+        return _table(["task", "metric", "shots", "n", original], rows)
+    return "\n\n".join(_pair_table(results, model.name) for model in results.others)
+
+
+def _pair_table(results: Results, name: str) -> str:
+    original = results.original.name
+    rows = [_task_row(task, original, name) for task in results.tasks]
+    if results.average:
+        rows.append(_average_row(results.average, original, name))
+    return _table(["task", "metric", "shots", "n", original, name, "delta", "significant", "kept"], rows)
+
+
+def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
+    before, after, delta = task.scores[original], task.scores[name], task.deltas[name]
+    scale = 100 if task.is_share else 1
+    verdict = "yes" if task.significant[name] else "no"
+    return [
+        task.title,
+        *_asked(task),
+        _with_error(before, task.is_share),
+        _with_error(after, task.is_share),
+        _delta(scale * delta.value, delta.standard_error and scale * delta.standard_error),
+        "too few items" if delta.p is None else f"{verdict}, p {_p(delta.p)}",
+        _kept(after.value, before.value, task.higher_is_better),
+    ]
+
+
+def _asked(task: TaskResult) -> list[str]:
+    n = next(iter(task.scores.values())).n
+    return [task.metric, str(task.shots), f"{n:,}"]
+
+
+def _average_row(average: Average, original: str, name: str) -> list[str]:
+    error = average.delta_standard_errors[name]
+    return [
+        "**average**",
+        "",
+        "",
+        f"{average.tasks} tasks",
+        _percent(average.values[original], average.standard_errors[original]),
+        _percent(average.values[name], average.standard_errors[name]),
+        _delta(100 * average.deltas[name], error and 100 * error),
+        "",
+        _kept(average.values[name], average.values[original], True),
+    ]
+
+
+def _delta(value: float, error: float | None) -> str:
+    return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _kept(value: float, original: float, higher_is_better: bool) -> str:
+    if not original:
+        return ""
+    return f"{100 * value / original:.1f} %" if higher_is_better else f"x {value / original:.3f}"
+
+
+def _how_to_read(results: Results) -> str:
+    if not results.others:
+        return "± is one standard error."
+    return (
+        "± is one standard error; that of a delta is paired, from the same items. Significant: McNemar's exact test "
+        f"for right or wrong, else a z test, at {LEVEL} over a model's {len(results.tasks)} tasks together (Holm). No "
+        "means that so many items cannot tell the two apart, not that they are equal. Kept is the share of the "
+        "original's value, with what chance gives."
+    )
+
+
+def _paper_table(results: Results, paper: Paper) -> str:
+    titles = [task.title for task in results.tasks]
+    rows = [
+        [name, *(_number(paper.value(name, title)) for title in titles), _number(paper.average(name, titles))]
+        for name in paper.rows
+    ]
+    ours = [
+        [
+            f"**{model.name}**",
+            *(f"{(100 if task.is_share else 1) * task.scores[model.name].value:.2f}" for task in results.tasks),
+            _number(100 * results.average.values[model.name] if results.average else None),
+        ]
+        for model in results.models
+    ]
+    about = f"{paper.source}: {paper.model}. The average is over the columns shown."
+    return f"{about}\n\n" + _table(["", *titles, "average"], rows + ours)
+
+
+def _divergence_table(results: Results, text: str) -> str:
+    found = results.divergences[text]
+    first = next(iter(found.values()))
+    head = [
+        "model",
+        "perplexity",
+        "KL(original &#124;&#124; model)",
+        "p95 of KL",
+        *(f"top-{k}" for k in first.agreement),
+    ]
+    rows = [[results.original.name, f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
+    for name, divergence in found.items():
+        error = divergence.kl_standard_error
+        rows.append(
+            [
+                name,
+                f"{divergence.perplexity:.2f}",
+                f"{divergence.kl:.4f}" + ("" if error is None else f" ± {error:.4f}"),
+                f"{divergence.kl_p95:.3f}",
+                *(f"{100 * share:.1f} %" for share in divergence.agreement.values()),
+            ]
+        )
+    how = (
+        f"{first.tokens:,} predicted tokens in windows of {results.settings['window']}; KL in nats per token, ± one "
+        "standard error over windows; top-k is the share of the original's k likeliest tokens among the model's."
+    )
+    return f"{how}\n\n" + _table(head, rows)
+
+
+def _with_error(score: Score, is_share: bool) -> str:
+    if is_share:
+        return _percent(score.value, score.standard_error)
+    return f"{score.value:.2f}" + ("" if score.standard_error is None else f" ± {score.standard_error:.2f}")
+
+
+def _percent(value: float, error: float | None) -> str:
+    return f"{100 * value:.2f}" + ("" if error is None else f" ± {100 * error:.2f}")
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "&#124;") for cell in line) + " |" for line in lines)
+
+
+def _page(text: str, plots: Sequence[Path]) -> str:
+    """One self-contained HTML file."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    images = "".join(f'<img alt="{plot.stem}" src="data:image/png;base64,{_base64(plot)}">' for plot in plots)
+    return _PAGE.format(title=html.escape(text.splitlines()[0].removeprefix("# ")), body=body, images=images)
+
+
+def _base64(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
+th:first-child, td:first-child {{ text-align: left }}
+pre {{ background: #f5f5f5; padding: .6rem; white-space: pre-wrap }}
+img {{ max-width: 100%; display: block; margin: 1rem 0 }}
+</style>
+{body}
+{images}
+</html>
+"""

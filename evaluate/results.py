@@ -1,0 +1,131 @@
+"""The results of an evaluation as numbers: what `results.json` holds, and all that the report says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .answers import Logs, paired
+from .divergence import Divergence
+from .harness import Task
+from .metrics import Metric
+from .papers import Paper
+from .statistics import Delta, Score, delta, score, significant
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    role: str  # original, rewired or control
+    sha256: str
+    step: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One row of the report. `scores` has each model's; `deltas` that of each but the original."""
+
+    title: str
+    task: str
+    metric: str
+    shots: int
+    chat: bool
+    limit: int | None
+    is_share: bool
+    higher_is_better: bool
+    versions: dict[str, Any]
+    note: str
+    scores: dict[str, Score]
+    deltas: dict[str, Delta]
+    significant: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean over the tasks that are shares, each counting alike; standard errors as of independent tasks."""
+
+    tasks: int
+    values: dict[str, float]
+    standard_errors: dict[str, float | None]
+    deltas: dict[str, float]
+    delta_standard_errors: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Results:
+    suite: str | None
+    about: str
+    models: list[ModelInfo]  # the original first
+    tasks: list[TaskResult]
+    average: Average | None
+    divergences: dict[str, dict[str, Divergence]]  # text -> model -> its divergence from the original
+    left_out: dict[str, str]  # task -> why
+    notes: list[str]
+    settings: dict[str, Any]
+    paper: Paper | None = None
+
+    @property
+    def original(self) -> ModelInfo:
+        return self.models[0]
+
+    @property
+    def others(self) -> list[ModelInfo]:
+        return self.models[1:]
+
+
+def compile_tasks(tasks: Sequence[Task], logs: dict[str, dict[str, Logs]], models: Sequence[str]) -> list[TaskResult]:
+    """The tasks' results from each model's logs, title -> model -> logs. Raises ValueError if items do not pair."""
+    unjudged = [_compile_task(task, task.metric, logs[task.entry.title], models) for task in tasks if task.metric]
+    verdicts = {
+        model: significant([result.deltas[model] for result in unjudged]) for model in models[1:]
+    }  # over all tasks of a model: many comparisons find something
+    for number, result in enumerate(unjudged):
+        result.significant.update({model: verdicts[model][number] for model in models[1:]})
+    return unjudged
+
+
+def average_of(tasks: Sequence[TaskResult], models: Sequence[str]) -> Average | None:
+    shares = [task for task in tasks if task.is_share and task.higher_is_better]
+    if len(shares) < 2:
+        return None
+    others = models[1:]
+    return Average(
+        len(shares),
+        {model: float(np.mean([task.scores[model].value for task in shares])) for model in models},
+        {model: _error_of_mean([task.scores[model].standard_error for task in shares]) for model in models},
+        {model: float(np.mean([task.deltas[model].value for task in shares])) for model in others},
+        {model: _error_of_mean([task.deltas[model].standard_error for task in shares]) for model in others},
+    )
+
+
+def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Sequence[str]) -> TaskResult:
+    entry = task.entry
+    items = paired(entry.title, [(model, logs[model]) for model in models], task.filter)
+    parts = {
+        model: np.array([metric.parts(log["metrics"]) for log in of_model])  # [n, parts]
+        for model, of_model in zip(models, items, strict=True)
+    }
+    return TaskResult(
+        title=entry.title,
+        task=entry.task,
+        metric=metric.name if task.filter == "none" else f"{metric.name},{task.filter}",
+        shots=task.shots,
+        chat=entry.chat,
+        limit=entry.limit,
+        is_share=metric.is_share,
+        higher_is_better=metric.higher_is_better,
+        versions=task.versions,
+        note=task.note,
+        scores={model: score(metric, parts[model]) for model in models},
+        deltas={model: delta(metric, parts[models[0]], parts[model]) for model in models[1:]},
+        significant={},
+    )
+
+
+def _error_of_mean(errors: Sequence[float | None]) -> float | None:
+    known = [error for error in errors if error is not None]
+    return float(np.sqrt(np.square(known).sum()) / len(errors)) if len(known) == len(errors) else None

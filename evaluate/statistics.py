@@ -1,0 +1,87 @@
+"""What a difference between two models is worth: both answered the same items, so items pair.
+
+The paired standard error is that of the per-item differences, often far below the root of two squared standard errors,
+because models that share their weights fail on the same items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from .metrics import Metric
+
+LEVEL = 0.05  # of significance, over all tasks of a model together
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Score:
+    value: float
+    standard_error: float | None  # None for a single item
+    n: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    value: float  # other minus original
+    standard_error: float | None  # paired
+    p: float | None  # two-sided: McNemar's exact test for right or wrong, else from the paired standard error
+
+
+def score(metric: Metric, parts: np.ndarray) -> Score:
+    """A model's value on its items' parts, [n, parts]."""
+    value = float(metric.value(parts.sum(axis=0)))
+    return Score(value, _standard_error(metric, parts[None]), len(parts))
+
+
+def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
+    """Of two models on the same items, [n, parts] each, in the same order."""
+    value = float(metric.value(other.sum(axis=0)) - metric.value(original.sum(axis=0)))
+    error = _standard_error(metric, np.stack([other, original]))
+    if metric.kind == "mean" and original.shape[1] == 2 and _is_right_or_wrong(original) and _is_right_or_wrong(other):
+        return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]))
+    if not error:
+        return Delta(value, error, None if error is None else float(value == 0))
+    return Delta(value, error, float(2 * stats.norm.sf(abs(value) / error)))
+
+
+def significant(deltas: Sequence[Delta]) -> list[bool]:
+    """Which of one model's differences are significant at LEVEL together (Holm, 1979)."""
+    order = sorted((given.p, index) for index, given in enumerate(deltas) if given.p is not None)
+    verdicts = [False] * len(deltas)
+    for rank, (p, index) in enumerate(order):
+        if p > LEVEL / (len(order) - rank):
+            break
+        verdicts[index] = True
+    return verdicts
+
+
+def _standard_error(metric: Metric, parts: np.ndarray) -> float | None:
+    """Of the first model's value, or of the first's minus the second's: [1 or 2, n, parts]."""
+    n = parts.shape[1]
+    if n < 2:
+        return None
+    if metric.kind == "mean" and parts.shape[2] == 2 and (parts[..., 1] == 1).all():
+        values = parts[0, :, 0] - (parts[1, :, 0] if len(parts) == 2 else 0)
+        return float(values.std(ddof=1) / np.sqrt(n))
+    generator = np.random.default_rng(0)
+    draws = []
+    for _ in range(0, _RESAMPLES, 500):  # paired: a resample draws items, and both models' answers to them
+        counts = generator.multinomial(n, np.full(n, 1 / n), size=500)  # [500, n]
+        values = metric.value(np.einsum("bn,mnp->mbp", counts, parts))  # [models, 500]
+        draws.append(values[0] - (values[1] if len(values) == 2 else 0))
+    return float(np.concatenate(draws).std(ddof=1))
+
+
+def _is_right_or_wrong(parts: np.ndarray) -> bool:
+    return bool(np.isin(parts[:, 0], (0, 1)).all() and (parts[:, 1] == 1).all())
+
+
+def _mcnemar(original: np.ndarray, other: np.ndarray) -> float:
+    """Exact: under the null, an item that only one of the two gets right is either's with probability 1/2."""
+    gained, lost = int(((original == 0) & (other == 1)).sum()), int(((original == 1) & (other == 0)).sum())
+    return float(stats.binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0

@@ -1,0 +1,96 @@
+"""Suites: which tasks, with how many shots, scored by which metric. One YAML file each, under `suites/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task of a suite.
+
+    `metric` is the harness's name of it, with its filter after a comma where the task has several, or `aggregate` for
+    the mean of all four of IFEval's; empty takes the task's first. `shots` None takes the task's own number.
+    """
+
+    task: str
+    metric: str = ""
+    shots: int | None = None
+    chat: bool = False  # whether prompts go through the tokenizer's chat template
+    limit: int | None = None  # the first so many items of every task; all, where None
+    column: str = ""  # what the paper's table calls it
+
+    @property
+    def title(self) -> str:
+        return self.column or self.task
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    about: str
+    entries: tuple[Entry, ...]
+    paper: str | None = None  # the file under `papers/` with the published rows
+
+
+def load_suite(name: str) -> Suite:
+    """A suite that comes with the package, by name, or any other, by the path of its YAML file. Raises ValueError."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+        near = get_close_matches(name, known) or known
+        raise ValueError(f"There is no suite '{name}': take {_one_of(near)}, or the path of a .yaml file.")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"The suite {path} is not readable YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict) or not isinstance(content.get("tasks"), list) or not content["tasks"]:
+        raise ValueError(f"The suite {path} needs a list 'tasks' with an entry for each task.")
+    _refuse_unknown(content, ("about", "paper", "tasks"), f"The suite {path}")
+    entries = tuple(_entry(item, path) for item in content["tasks"])
+    return Suite(path.stem, str(content.get("about", "")).strip(), entries, content.get("paper"))
+
+
+def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tuple[Entry, ...]:
+    """The suite's entries, or of them those that `tasks` names; a task that is not in the suite is the harness's own.
+
+    `limit` lowers the suite's limits and never raises them.
+    """
+    entries = suite.entries if suite else ()
+    if tasks:
+        by_name = {name: entry for entry in entries for name in (entry.task, entry.title)}
+        entries = tuple(by_name.get(task, Entry(task)) for task in dict.fromkeys(tasks))
+    if limit is None:
+        return entries
+    return tuple(replace(entry, limit=limit if entry.limit is None else min(limit, entry.limit)) for entry in entries)
+
+
+def _entry(item: Any, path: Path) -> Entry:
+    if not isinstance(item, dict) or not isinstance(item.get("task"), str):
+        raise ValueError(f"In the suite {path}, an entry has no 'task': {item}.")
+    _refuse_unknown(item, [field.name for field in fields(Entry)], f"Task {item['task']} of the suite {path}")
+    for key, kind in {"metric": str, "column": str, "chat": bool, "shots": int, "limit": int}.items():
+        value = item.get(key)
+        too_small = isinstance(value, int) and value < (1 if key == "limit" else 0)
+        if value is not None and (type(value) is not kind or too_small):
+            raise ValueError(f"Task {item['task']} of the suite {path} has '{key}: {value}', which makes no sense.")
+    return Entry(**item)
+
+
+def _refuse_unknown(given: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            near = get_close_matches(str(key), known) or known
+            raise ValueError(f"{where} has the key '{key}', which is not known: did you mean {_one_of(near)}?")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

@@ -1,0 +1,187 @@
+"""The command as users run it: what it writes and prints, and one sentence for what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rewired.evaluate import cli
+
+from ..convert.checkpoints import edit_json
+from .world import LADDER, make_dense, make_rewired, make_rows, tokenizer
+
+pytestmark = pytest.mark.xdist_group("evaluate")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    dense = make_dense(folder / "dense")
+    make_rewired(dense, folder / "ladder", LADDER)
+    make_rows(folder / "rows")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_the_world(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "argv", ["evaluate", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    signal.signal(signal.SIGTERM, before)
+    return int(ended.value.code or 0)
+
+
+def test_a_whole_report_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a suite of our own: left out is what no package has, and the report says so."""
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("tasks: [{task: piqa, metric: acc, column: PIQA}, {task: wikitext, column: Wikitext}]")
+    out = tmp_path / "out"
+    arguments = ("dense", "ladder", "--suite", str(suite), "--data", "rows", "--out", str(out))
+    assert run(monkeypatch, *arguments) == 0
+
+    printed = capsys.readouterr()
+    assert "PIQA" in printed.out
+    assert "Left out: Task wikitext cannot be loaded: the rows of EleutherAI/wikitext_document_level" in printed.err
+    assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "results.json", "tasks.png", "samples"}
+    results = json.loads((out / "results.json").read_text())
+    assert results["command"] == "evaluate " + " ".join(arguments)
+    assert [model["role"] for model in results["models"]] == ["original", "rewired"]
+    assert results["tasks"][0]["scores"]["dense"]["n"] == 12
+    assert results["settings"]["seed"] == 1234
+    assert results["models"][1]["config"]["wiring"][1]["preset"] == "ladder"
+    assert "Wikitext: not run." in (out / "report.md").read_text()
+    assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0
+
+
+BAD = {
+    "unknown suite": (["--suite", "quik"], "There is no suite 'quik': take quick"),
+    "unknown task": (["--tasks", "pica"], "There is no task 'pica' in lm-eval 0.4.13: did you mean "),
+    "no model": (["nowhere"], "There is no folder 'nowhere' here, and it is neither"),
+    "no tokenizer": (["no-tokenizer"], "no-tokenizer has no tokenizer that can be loaded: "),
+    "no weights": (["no-weights"], "no-weights holds no safetensors weights."),
+    "a wiring that is not run": (["not-run"], "not-run has a wiring in its config.json but says model_type llama"),
+    "another vocabulary": (["stranger"], "dense and stranger have different vocabularies"),
+    "no adapter": (["ladder+dense"], "dense holds no adapter_config.json: after the + goes"),
+    "twice": (["ladder", "ladder"], "Two models are called ladder: rename a folder"),
+    "limit": (["ladder", "--limit", "0"], "--limit 0 makes no sense"),
+    "batch size": (["ladder", "--batch-size", "many"], "--batch-size many makes no sense"),
+    "dtype": (["ladder", "--dtype", "int8"], "--dtype int8 is not known"),
+    "device": (["ladder", "--device", "abacus"], "--device abacus is not known"),
+    "no GPU": (["ladder", "--device", "cuda", "--tp", "2"], "2 ranks need 2 GPUs and there are "),
+    "ranks": (["ladder", "--tp", "3"], "tp_size 3 does not divide "),
+    "no text": (["ladder", "--text", "nothing.txt"], "The text nothing.txt cannot be read: "),
+    "short text": (["ladder", "--text", "short.txt"], "The text is too short"),
+    "no data": (["ladder", "--tasks", "piqa", "--data", "dense"], "dense does not hold the benchmarks"),
+    "code": (["ladder", "--tasks", "humaneval", "--data", "rows"], "Task humaneval runs code that the model wrote"),
+    "no template": (
+        ["ladder", "--suite", "chat.yaml", "--data", "rows"],
+        "piqa asks through a chat template, and dense",
+    ),
+    "out": (["ladder", "--out", "dense"], "dense exists and is no earlier evaluation: name another --out."),
+    "results": (["broken-results"], "broken-results/results.json is not what an evaluation writes."),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And nothing is written, no model loaded."""
+    shutil.copytree(world / "ladder", tmp_path / "ladder")
+    shutil.copytree(world / "dense", tmp_path / "dense")
+    (tmp_path / "rows").symlink_to(world / "rows")
+    monkeypatch.chdir(tmp_path)
+    _make_bad(tmp_path)
+    monkeypatch.setattr("rewired.evaluate.measure.load_model", lambda *_: pytest.fail("a model was loaded"))
+    before = {path.name for path in tmp_path.iterdir()}
+    if "--out" not in arguments:
+        arguments = [*arguments, "--out", "out"]
+    assert run(monkeypatch, "dense", *arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"evaluate: {sentence}")
+    assert printed.err.count("\n") == 1 and not printed.out
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"cache"}
+
+
+def _make_bad(folder: Path) -> None:
+    ladder = folder / "ladder"
+    shutil.copytree(ladder, folder / "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(ladder, folder / "no-weights", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(ladder, folder / "not-run")
+    edit_json(folder / "not-run" / "config.json", model_type="llama")
+    shutil.copytree(ladder, folder / "stranger")
+    other = tokenizer()
+    other.add_tokens(["<extra>"])
+    other.save_pretrained(folder / "stranger")
+    (folder / "short.txt").write_text("")
+    (folder / "chat.yaml").write_text("tasks: [{task: piqa, chat: true}]")
+    if not (folder / "broken-results").exists():
+        (folder / "broken-results").mkdir()
+        (folder / "broken-results" / "results.json").write_text("[]")
+    for name in ("dense", "ladder"):
+        edit_json(folder / name / "tokenizer_config.json", chat_template=None)
+        (folder / name / "chat_template.jinja").unlink(missing_ok=True)
+
+
+def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: Path) -> None:
+    """SIGKILL after the first task's answers are kept; what is under way leaves nothing behind that counts."""
+    command = [Path(sys.executable).parent / "evaluate", "dense", "--tasks", "piqa,gsm8k_cot", "--data", "rows"]
+    command += ["--no-text", "--batch-size", "1", "--out", tmp_path / "out"]
+    environment = os.environ | {"REWIRED_CACHE": str(tmp_path / "cache")}
+    running = subprocess.Popen(command, cwd=world, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cache" / "answers").glob("piqa-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    assert not (tmp_path / "out").exists()
+    done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "dense: 1 of 2 tasks kept from before" in done.stderr
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
+
+
+def test_the_folders_name_does_not_hide_hugging_faces_package(tmp_path: Path) -> None:
+    """`import evaluate` is theirs wherever a command runs; at the repository's root ours says how it is meant."""
+    python = Path(sys.executable)
+    root = Path(__file__).parents[2]
+    theirs = subprocess.run(
+        [python, "-c", "import evaluate; print(evaluate.__file__)"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "site-packages" in theirs.stdout
+    ours = subprocess.run([python, "-c", "import evaluate"], cwd=root, capture_output=True, text=True)
+    assert "ImportError: This folder is rewired.evaluate, and hides Hugging Face's package" in ours.stderr
+    at_root = subprocess.run([python.parent / "evaluate", "--help"], cwd=root, capture_output=True, text=True)
+    assert at_root.returncode == 0
+
+
+def test_data_fetch_names_what_it_knows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from rewired.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["rewired", "data", "fetch", "bench", "somewhere"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there is `benchmarks`.\n"

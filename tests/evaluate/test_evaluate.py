@@ -1,0 +1,178 @@
+"""Whole evaluations of tiny models: what the harness says, item by item, on one process or more, once or resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from rewired.evaluate import harness, measure
+from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
+from rewired.evaluate.harness import check_one_bos, load_tasks
+from rewired.evaluate.measure import Machine
+from rewired.evaluate.suites import Entry
+
+from .world import DENSE, LADDER, make_dense, make_rewired, make_rows, tokenizer
+
+pytestmark = pytest.mark.xdist_group("evaluate")
+MACHINE = Machine("cpu", batch_size="4")
+TASKS = ("piqa", "lambada_openai")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dense, ladder, standard (the dense weights under our class) and rows."""
+    folder = tmp_path_factory.mktemp("world")
+    dense = make_dense(folder / "dense")
+    make_rewired(dense, folder / "ladder", LADDER)
+    make_rewired(dense, folder / "standard", DENSE)
+    make_rows(folder / "rows")
+    return folder
+
+
+def request(world: Path, *others: str, **changes: Any) -> Request:
+    given = {"tasks": TASKS, "data": world / "rows", "texts": (), "text_tokens": 512}
+    return Request(str(world / "dense"), [str(world / other) for other in others], **(given | changes))
+
+
+def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
+    """simple_evaluate on the same tasks and a model of its own loading: every value, and the stderr of means."""
+    results = evaluate(
+        request(world, "ladder", tasks=("piqa", "lambada_openai", "gsm8k_cot"), limit=5), MACHINE, tmp_path / "out"
+    )
+    tasks = load_tasks([Entry(task.task) for task in results.tasks], world / "rows", False)
+    for name in ("dense", "ladder"):
+        model = AutoModelForCausalLM.from_pretrained(world / name, dtype=torch.float32)
+        lm = HFLM(model, tokenizer=tokenizer(), batch_size=4)
+        loaded = [one for task in tasks for one in task.loaded.values()]
+        direct = simple_evaluate(lm, tasks=loaded, limit=5, bootstrap_iters=0, task_manager=harness._manager("ours"))
+        assert direct
+        for task in results.tasks:
+            metric, _, filter_name = task.metric.partition(",")
+            expected = direct["results"][task.task]
+            key = f"{metric},{filter_name or 'none'}"
+            assert task.scores[name].value == pytest.approx(expected[key], rel=1e-9), task.title
+            assert task.scores[name].n == direct["n-samples"][task.task]["effective"]
+    assert results.tasks[0].metric == "acc"
+    assert results.tasks[1].metric == "perplexity", "the first of lambada's"
+
+
+def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Path) -> None:
+    results = evaluate(request(world, "standard", texts=(PACKAGED_TEXT,)), MACHINE, tmp_path / "out")
+    for task in results.tasks:
+        assert task.deltas["standard"].value == 0
+        assert not task.significant["standard"]
+    divergence = results.divergences[PACKAGED_TEXT.name]["standard"]
+    assert divergence.kl == pytest.approx(0, abs=1e-9)
+    assert set(divergence.agreement.values()) == {1.0}
+
+
+def test_two_ranks_answer_as_one(world: Path, tmp_path: Path) -> None:
+    asked = request(world, "ladder", texts=(PACKAGED_TEXT,), limit=6, fresh=True)
+    alone = evaluate(asked, MACHINE, tmp_path / "alone")
+    together = evaluate(asked, replace(MACHINE, ranks=2), tmp_path / "together")
+    for one, two in zip(alone.tasks, together.tasks, strict=True):
+        for name in ("dense", "ladder"):
+            assert two.scores[name].value == pytest.approx(one.scores[name].value, rel=1e-4)
+    one, two = (found.divergences[PACKAGED_TEXT.name]["ladder"] for found in (alone, together))
+    assert two.kl == pytest.approx(one.kl, rel=1e-4)
+    assert two.perplexity == pytest.approx(one.perplexity, rel=1e-5)
+
+
+def test_an_adapter_is_a_model_of_its_own(world: Path, tmp_path: Path) -> None:
+    """BASE+ADAPTER, against the same weights merged by PEFT."""
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(world / "ladder"), LoraConfig(target_modules=["q_proj", "up_proj"])
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    tokenizer().save_pretrained(tmp_path / "merged")
+    others = [f"{world / 'ladder'}+{tmp_path / 'adapter'}", str(tmp_path / "merged")]
+    results = evaluate(replace(request(world), others=others), MACHINE, tmp_path / "out")
+    perplexity = results.tasks[1]
+    assert [model.name for model in results.others] == ["ladder+adapter", "merged"]
+    assert perplexity.scores["ladder+adapter"].value == pytest.approx(perplexity.scores["merged"].value, rel=1e-4)
+    assert perplexity.deltas["merged"].value != 0
+
+
+def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ask(model: Any, tokenizer: Any, task: Any, *rest: Any) -> Any:
+        asked.append(task.entry.task)
+        if asked == list(TASKS):
+            raise KeyboardInterrupt
+        return own_ask(model, tokenizer, task, *rest)
+
+    own_ask = harness.ask
+    monkeypatch.setattr(measure.harness, "ask", ask)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(request(world), MACHINE, tmp_path / "out")
+    evaluate(request(world), MACHINE, tmp_path / "out")
+    assert asked == ["piqa", "lambada_openai", "lambada_openai"]
+    evaluate(request(world), MACHINE, tmp_path / "elsewhere")
+    assert len(asked) == 3, "an original is asked once, whatever it is compared with"
+    evaluate(request(world, fresh=True), MACHINE, tmp_path / "elsewhere")
+    assert len(asked) == 5
+
+
+def test_earlier_results_stand_for_their_models(world: Path, tmp_path: Path) -> None:
+    """As an original, and as what is compared; the same numbers without the model."""
+    from rewired.evaluate.report import write_report
+
+    whole = evaluate(request(world, "ladder"), MACHINE, tmp_path / "whole")
+    write_report(whole, "evaluate ...", "today", tmp_path / "whole")
+    both = evaluate(
+        replace(request(world), original=str(tmp_path / "whole"), others=[str(tmp_path / "whole")]),
+        MACHINE,
+        tmp_path / "out",
+    )
+    assert [task.deltas for task in both.tasks] == [task.deltas for task in whole.tasks]
+    assert both.notes[0] == "Answers of dense, ladder are from earlier results."
+    against = replace(request(world, "standard"), original=str(tmp_path / "whole"))
+    assert [task.deltas["standard"].value for task in evaluate(against, MACHINE, tmp_path / "out").tasks] == [0, 0]
+
+    with pytest.raises(ValueError, match=r"^dense and standard were not asked the same in piqa: an earlier evaluation"):
+        evaluate(replace(against, limit=5), MACHINE, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"have no gsm8k_cot of dense: leave the task out\.$"):
+        evaluate(replace(against, tasks=("gsm8k_cot",)), MACHINE, tmp_path / "out")
+
+
+def test_every_item_is_logged(world: Path, tmp_path: Path) -> None:
+    evaluate(request(world, "ladder", tasks=("piqa",), limit=3), MACHINE, tmp_path / "out")
+    for name in ("dense", "ladder"):
+        logs = [json.loads(line) for line in (tmp_path / "out" / "samples" / name / "piqa.jsonl").open()]
+        assert [log["doc"]["goal"] for log in logs] == ["Find river 0", "Find stone 1", "Find bread 2"]
+        assert logs[0]["prompt"] == "Question: Find river 0\nAnswer:"
+        assert set(logs[0]["metrics"]) == {"acc", "acc_norm"}
+
+
+def test_prompts_have_one_bos(world: Path, tmp_path: Path) -> None:
+    """The tokenizer adds one; a text that starts with another is refused, not scored lower in silence."""
+    dense = make_dense(tmp_path / "adds-bos", adds_bos=True)
+    evaluate(
+        replace(request(world), original=str(dense), tasks=("piqa", "gsm8k_cot"), limit=2), MACHINE, tmp_path / "out"
+    )
+    own = tokenizer()
+    check_one_bos(torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]), own)
+    with pytest.raises(ValueError, match="two BOS tokens in a row"):
+        check_one_bos(torch.tensor([[0, 1, 1, 7]]), own)
