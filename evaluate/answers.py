@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rewired
 from rewired.cache import cache_folder
 
 from .harness import HARNESS, SEED, Task
@@ -33,6 +34,7 @@ def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
         "limit": entry.limit,
         "versions": task.versions,
         "harness": HARNESS,
+        "rewired": rewired.__version__,
         "seed": SEED,
         **settings,
     }
@@ -75,7 +77,7 @@ class Earlier:
 
 def sample_file(results: Path, model: str, title: str) -> Path:
     """Where the per-item logs of a model and a task are, below a folder of results."""
-    return results / "samples" / _as_file_name(model) / f"{_as_file_name(title)}.jsonl"
+    return results / "samples" / as_file_name(model) / f"{as_file_name(title)}.jsonl"
 
 
 def copy_to(results: Path, model: str, title: str, source: Path) -> None:
@@ -106,5 +108,6 @@ def paired(title: str, logs: Sequence[tuple[str, Logs]], filter_name: str) -> li
     return [[items[key] for key in by_id[0]] for items in by_id]
 
 
-def _as_file_name(name: str) -> str:
+def as_file_name(name: str) -> str:
+    """A model's or a task's name, such as org/model, as that of one file or folder."""
     return name.replace("/", "--").replace("\\", "--")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from . import answers, benchmarks, harness, measure
+from . import alpaca_eval, answers, benchmarks, harness, measure
 from .answers import Earlier, Logs
 from .divergence import Divergence, windows_of
 from .harness import MissingRowsError, Task
@@ -49,7 +49,7 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
     models, roles = _open_models(request)
-    texts = {path.name: _read_text(path) for path in request.texts}
+    texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     real = [model for model in models if isinstance(model, Model)]
     if real:
         check_together(real, machine.ranks)
@@ -63,6 +63,7 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
         task.entry.title: {model.name: _logs(model, task, request, machine, out) for model in models} for task in tasks
     }
     results = compile_tasks(tasks, logs, names)
+    judged = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
@@ -71,7 +72,7 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
         average=average_of(results, names),
         divergences={name: _divergences(models, text, request, machine) for name, text in texts.items()},
         left_out=left_out,
-        notes=_notes(models, request),
+        notes=_notes(models, request) + _judge_alpaca_eval(judged, out),
         settings=_settings(request, machine),
         paper=load_paper(suite.paper) if suite and suite.paper else None,
     )
@@ -177,6 +178,16 @@ def _notes(models: Sequence[Model | Earlier], request: Request) -> list[str]:
     notes = [f"Answers of {', '.join(from_before)} are from earlier results."] if from_before else []
     if from_before and request.texts:
         notes.append("Divergence needs the weights of both models, so there is none for these.")
+    return notes
+
+
+def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
+    """The answers, written for AlpacaEval's own tool, and what it says of them."""
+    notes = []
+    for model, answered in logs.items():
+        file = out / "alpaca_eval" / f"{answers.as_file_name(model)}.json"
+        alpaca_eval.write_outputs(answered, model, file)
+        notes.append(f"{model}: {alpaca_eval.judge(file)}")
     return notes
 
 

@@ -20,7 +20,16 @@ from rewired.packages import sha256
 from rewired.sources import checkpoint_folder
 from rewired.tensor_parallel import check_ranks
 
-_DEFINING = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_DEFINING = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
         {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype, use_safetensors=True, **options)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model.name} cannot be loaded: {_first_line(error)}") from error
     if ranks == 1:

@@ -28,7 +28,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 def _tasks(results: Results, tasks: list[TaskResult]) -> Figure:
     """Bars with one standard error; the paper's published values as grey ticks behind."""
     names = [model.name for model in results.models]
-    figure = Figure(figsize=(max(6.0, 1.1 * len(tasks) * (0.6 + 0.25 * len(names))), 4.2), layout="constrained")
+    figure = Figure(figsize=(max(7.0, len(tasks) * (0.5 + 0.25 * len(names))), 4.5), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
@@ -39,9 +39,9 @@ def _tasks(results: Results, tasks: list[TaskResult]) -> Figure:
         axes.bar(places, values, width, yerr=errors, capsize=2, label=name, color=colour, error_kw={"lw": 0.8})
     if results.paper:
         _paper_lines(axes, results.paper, tasks)
-    axes.set_xticks(range(len(tasks)), [task.title for task in tasks])
+    axes.set_xticks(range(len(tasks)), [task.title for task in tasks], rotation=25, ha="right")
     axes.set_ylabel("per cent, ± one standard error")
-    axes.legend(fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(fontsize="small", frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -109,6 +111,21 @@ def test_what_cannot_be_asked_is_said_before_a_model_loads(entry: Entry, sentenc
         carry(tmp_path, case.file, [case.carried])
     with pytest.raises(ValueError, match="^" + sentence.replace("+", r"\+")):
         harness.load_tasks([entry], tmp_path, runs_code=True)
+
+
+def test_a_missing_package_is_said_before_a_model_loads(tmp_path: Path) -> None:
+    """In an interpreter without it: tasks import what they need when they load."""
+    (case,) = (case for case in CASES if case.task == "ifeval")
+    carry(tmp_path, case.file, [case.carried])
+    script = (
+        "import sys; sys.modules['langdetect'] = None\n"
+        "from pathlib import Path\n"
+        "from rewired.evaluate import harness\n"
+        "from rewired.evaluate.suites import Entry\n"
+        f"harness.load_tasks([Entry('ifeval')], Path({str(tmp_path)!r}), False)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert "ValueError: Task ifeval needs the package 'langdetect': pip install 'rewired[evaluate]'." in done.stderr
 
 
 def test_code_is_run_only_with_the_users_leave(tmp_path: Path) -> None:

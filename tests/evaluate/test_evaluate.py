@@ -71,7 +71,9 @@ def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Path) -> None:
-    results = evaluate(request(world, "standard", texts=(PACKAGED_TEXT,)), MACHINE, tmp_path / "out")
+    asked = request(world, "standard", texts=(PACKAGED_TEXT,), control=str(world / "ladder"))
+    results = evaluate(asked, MACHINE, tmp_path / "out")
+    assert [model.role for model in results.models] == ["original", "rewired", "control"]
     for task in results.tasks:
         assert task.deltas["standard"].value == 0
         assert not task.significant["standard"]
