@@ -50,16 +50,12 @@ def read(file: Path) -> Logs:
 def write(file: Path, logs: Logs) -> None:
     """All or nothing: a reader never meets half a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=file.parent, prefix=".writing-", delete=False, encoding="utf-8"
-    ) as scratch:
-        try:
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".writing-") as scratch:
+        written = Path(scratch) / file.name
+        with written.open("w", encoding="utf-8") as lines:
             for log in logs:
-                scratch.write(json.dumps(log, default=str, ensure_ascii=False) + "\n")
-        except BaseException:
-            Path(scratch.name).unlink()
-            raise
-    Path(scratch.name).replace(file)
+                lines.write(json.dumps(log, default=str, ensure_ascii=False) + "\n")
+        written.replace(file)
 
 
 @dataclass(frozen=True)
@@ -91,8 +87,11 @@ def earlier(folder: Path) -> list[Earlier]:
     """The models of an earlier evaluation, its original first. Raises ValueError if the folder holds none."""
     try:
         models = json.loads((folder / "results.json").read_text())["models"]
-        return [Earlier(model["name"], folder, model["sha256"], model["step"]) for model in models]
-    except (KeyError, TypeError, ValueError):
+        found = [Earlier(model["name"], folder, model["sha256"], model["step"]) for model in models]
+        if not found or not all(isinstance(one.name, str) and isinstance(one.step, int | None) for one in found):
+            raise TypeError("no such models")
+        return found
+    except (KeyError, TypeError, ValueError, OSError, RecursionError):
         raise ValueError(f"{folder / 'results.json'} is not what an evaluation writes.") from None
 
 
@@ -110,4 +109,4 @@ def paired(title: str, logs: Sequence[tuple[str, Logs]], filter_name: str) -> li
 
 def as_file_name(name: str) -> str:
     """A model's or a task's name, such as org/model, as that of one file or folder."""
-    return name.replace("/", "--").replace("\\", "--")
+    return name.replace("/", "--").replace("\\", "--") if name not in ("", ".", "..") else f"--{name}"

@@ -37,13 +37,22 @@ def windows_of(
 
     Each window starts with a BOS where the tokenizer adds one. Raises ValueError for a text without two tokens.
     """
-    bos = tokenizer("")["input_ids"][:1]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    bos = _added_before(ids, tokenizer(text)["input_ids"])
+    ids = ids[:tokens]
     content = min(length - len(bos), len(ids))
     if content + len(bos) < 2:
         raise ValueError("The text is too short: it has to have two tokens at least.")
     count = len(ids) // content
     return torch.tensor([bos + ids[number * content : (number + 1) * content] for number in range(count)])
+
+
+def _added_before(ids: list[int], with_special_tokens: list[int]) -> list[int]:
+    """A tokenizer may also add an EOS behind, or nothing."""
+    for length in range(len(with_special_tokens) - len(ids) + 1):
+        if with_special_tokens[length : length + len(ids)] == ids:
+            return with_special_tokens[:length]
+    return []
 
 
 @torch.no_grad()
@@ -59,18 +68,21 @@ def divergence(
     """
     found = []
     for window in windows:
-        logits_original, logits_rewired = original(window[None])[0], rewired(window[None])[0]
-        rows = [
-            _compare(logits_original[start:stop], logits_rewired[start:stop], window[start + 1 : stop + 1])
-            for start, stop in _chunks(len(window) - 1)
-        ]
-        found.append(torch.cat(rows).cpu().numpy())
+        found.append(_compare_window(original(window[None])[0], rewired(window[None])[0], window))
         on_window()
     return _summary(np.stack(found))  # [W, T - 1, 3 + len(TOP)]
 
 
-def _chunks(length: int) -> list[tuple[int, int]]:
-    return [(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
+def _compare_window(
+    logits_original: torch.Tensor, logits_rewired: torch.Tensor, window: torch.Tensor
+) -> np.ndarray:  # [T - 1, 3 + len(TOP)]
+    last = len(window) - 1
+    chunks = [(start, min(start + _CHUNK, last)) for start in range(0, last, _CHUNK)]
+    rows = [
+        _compare(logits_original[start:stop], logits_rewired[start:stop], window[start + 1 : stop + 1])
+        for start, stop in chunks
+    ]
+    return torch.cat(rows).cpu().numpy()
 
 
 def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -91,8 +103,8 @@ def _summary(found: np.ndarray) -> Divergence:
     means = by_token.mean(axis=0)
     return Divergence(
         tokens=len(by_token),
-        perplexity_original=math.exp(means[0]),
-        perplexity=math.exp(means[1]),
+        perplexity_original=float(np.exp(means[0])),
+        perplexity=float(np.exp(means[1])),
         kl=float(means[2]),
         kl_standard_error=float(kl_of_windows.std(ddof=1) / math.sqrt(windows)) if windows > 1 else None,
         kl_p95=float(np.percentile(by_token[:, 2], 95)),

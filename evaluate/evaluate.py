@@ -108,7 +108,7 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
             found = [open_model(name)]
         models += found
         roles += [role] * len(found)
-    names = [model.name for model in models]
+    names = [answers.as_file_name(model.name) for model in models]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")

@@ -57,11 +57,17 @@ def pair(value: Any) -> list[float] | None:
 
     It logs a number, a list of them (an item with several answers), or a tuple of log-likelihood and length.
     """
+    if _is_number(value):
+        return [float(value), 1.0]
+    if not isinstance(value, (list, tuple)) or not all(map(_is_number, value)):
+        return None
     if isinstance(value, list):
         return [float(sum(value)), float(len(value))]
-    if isinstance(value, tuple):
-        return [float(value[0]), float(value[1])]
-    return [float(value), 1.0] if isinstance(value, (bool, int, float, np.number)) else None
+    return [float(value[0]), float(value[1])] if len(value) == 2 else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, np.bool_, np.number))
 
 
 # the harness's aggregations by the names of their functions

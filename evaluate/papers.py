@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
-FOLDER = Path(__file__).parent / "papers"
+from .suites import PAPERS
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Paper:
 
 
 def load_paper(name: str) -> Paper:
-    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    content = yaml.safe_load((PAPERS / f"{name}.yaml").read_text())
     return Paper(
         content["source"],
         content["model"],

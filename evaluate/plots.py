@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from .papers import Paper
 from .results import Results, TaskResult
@@ -20,7 +21,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
     shares = [task for task in results.tasks if task.is_share]
     if shares:
         drawn.append(_save(_tasks(results, shares), folder / "tasks.png"))
-    if len(_along_training(results)) > 1:
+    if _shows_recovery(results):
         drawn.append(_save(_recovery(results), folder / "recovery.png"))
     return drawn
 
@@ -63,7 +64,18 @@ def _paper_lines(axes: Any, paper: Paper, tasks: list[TaskResult]) -> None:
 
 
 def _along_training(results: Results) -> list[tuple[int, str]]:
-    return sorted((model.step, model.name) for model in results.others if model.step is not None)
+    return sorted(
+        (model.step, model.name) for model in results.others if model.step is not None and model.role == "rewired"
+    )
+
+
+def _shows_recovery(results: Results) -> bool:
+    names = {name for _, name in _along_training(results)}
+    if len(names) < 2:
+        return False
+    if results.average:
+        return results.average.values[results.original.name] > 0
+    return any(names <= found.keys() for found in results.divergences.values())
 
 
 def _recovery(results: Results) -> Figure:
@@ -80,8 +92,9 @@ def _recovery(results: Results) -> Figure:
         axes.axhline(100, color=_COLOURS[0], lw=1, ls="--")
         axes.set_ylabel(f"per cent of {original}'s average kept")
     else:
-        for number, (text, found) in enumerate(results.divergences.items(), start=1):
-            axes.plot(steps, [found[name].kl for _, name in points], "o-", color=_COLOURS[number], label=text)
+        for text, found in results.divergences.items():
+            if found:
+                axes.plot(steps, [found[name].kl for _, name in points], "o-", label=text)
         axes.set_ylabel(f"KL({original} || model), nats per token")
         axes.legend(frameon=False)
     axes.set_xlabel("training step")
@@ -90,5 +103,7 @@ def _recovery(results: Results) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> Path:
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name may hold a $
     figure.savefig(path, dpi=150)
     return path

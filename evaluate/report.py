@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,27 +27,35 @@ def write_report(results: Results, command: str, date: str, folder: Path) -> Non
     text = markdown(results, command, date)
     images = "".join(f"\n![{plot.stem}]({plot.name})\n" for plot in plots)
     (folder / "report.md").write_text(text + images, encoding="utf-8")
-    (folder / "report.html").write_text(_page(text, plots), encoding="utf-8")
+    (folder / "report.html").write_text(_page(_title(results), text, plots), encoding="utf-8")
 
 
 def markdown(results: Results, command: str, date: str) -> str:
     """The report's text."""
-    names = " against ".join(
-        [results.original.name, ", ".join(model.name for model in results.others)][: len(results.models)]
-    )
-    parts = [f"# {names}", f"    {command}", _settings(results, date)]
+    parts = [f"# {_plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
     if results.tasks:
         parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, found in results.divergences.items():
         if found:
-            parts += [f"## Divergence on {text}", _divergence_table(results, text)]
-    remarks = [f"{task}: not run. {why}" for task, why in results.left_out.items()] + results.notes
+            parts += [f"## Divergence on {_plain(text)}", _divergence_table(results, text)]
+    remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
-        parts += ["## Remarks", "\n".join(f"- {remark}" for remark in remarks)]
+        parts += ["## Remarks", "\n".join(f"- {_plain(remark)}" for remark in remarks)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _title(results: Results) -> str:
+    others = ", ".join(model.name for model in results.others)
+    return f"{results.original.name} against {others}" if others else results.original.name
+
+
+def _plain(name: str) -> str:
+    """Text that says in Markdown what it is: names come from folders, which may be called anything."""
+    name = re.sub(r"([\\`*\[\]!~]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", name)
+    return re.sub("[&<>|]", lambda found: f"&#{ord(found[0])};", name)
 
 
 def _settings(results: Results, date: str) -> str:
@@ -54,7 +63,7 @@ def _settings(results: Results, date: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
     suite = f"suite {results.suite}, " if results.suite else ""
     models = "\n".join(
-        f"- {model.role} **{model.name}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
+        f"- {model.role} **{_plain(model.name)}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
         for model in results.models
     )
     return (
@@ -74,9 +83,10 @@ def _tasks_table(results: Results) -> str:
     original = results.original.name
     if not results.others:
         rows = [
-            [task.title, *_asked(task), _with_error(task.scores[original], task.is_share)] for task in results.tasks
+            [_plain(task.title), *_asked(task), _with_error(task.scores[original], task.is_share)]
+            for task in results.tasks
         ]
-        return _table(["task", "metric", "shots", "n", original], rows)
+        return _table(["task", "metric", "shots", "n", _plain(original)], rows)
     return "\n\n".join(_pair_table(results, model.name) for model in results.others)
 
 
@@ -85,7 +95,9 @@ def _pair_table(results: Results, name: str) -> str:
     rows = [_task_row(task, original, name) for task in results.tasks]
     if results.average:
         rows.append(_average_row(results.average, original, name))
-    return _table(["task", "metric", "shots", "n", original, name, "delta", "significant", "kept"], rows)
+    return _table(
+        ["task", "metric", "shots", "n", _plain(original), _plain(name), "delta", "significant", "kept"], rows
+    )
 
 
 def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
@@ -93,7 +105,7 @@ def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
     scale = 100 if task.is_share else 1
     verdict = "yes" if task.significant[name] else "no"
     return [
-        task.title,
+        _plain(task.title),
         *_asked(task),
         _with_error(before, task.is_share),
         _with_error(after, task.is_share),
@@ -138,9 +150,9 @@ def _how_to_read(results: Results) -> str:
         return "± is one standard error."
     return (
         "± is one standard error; that of a delta is paired, from the same items. Significant: McNemar's exact test "
-        f"for right or wrong, else a z test, at {LEVEL} over a model's {len(results.tasks)} tasks together (Holm). No "
-        "means that so many items cannot tell the two apart, not that they are equal. Kept is the share of the "
-        "original's value, with what chance gives."
+        f"for right or wrong, else a paired t test, at {LEVEL} over a model's {len(results.tasks)} tasks together "
+        "(Holm). No means that so many items cannot tell the two apart, not that they are equal. Kept is the share of "
+        "the original's value, with what chance gives."
     )
 
 
@@ -152,14 +164,20 @@ def _paper_table(results: Results, paper: Paper) -> str:
     ]
     ours = [
         [
-            f"**{model.name}**",
+            f"**{_plain(model.name)}**",
             *(f"{(100 if task.is_share else 1) * task.scores[model.name].value:.2f}" for task in results.tasks),
-            _number(100 * results.average.values[model.name] if results.average else None),
+            _number(_shared_average(results.tasks, paper, model.name)),
         ]
         for model in results.models
     ]
     about = f"{paper.source}: {paper.model}. The average is over the columns shown."
-    return f"{about}\n\n" + _table(["", *titles, "average"], rows + ours)
+    return f"{about}\n\n" + _table(["", *map(_plain, titles), "average"], rows + ours)
+
+
+def _shared_average(tasks: Sequence[TaskResult], paper: Paper, name: str) -> float | None:
+    """Over the tasks that the paper has too."""
+    shared = [task for task in tasks if task.title in paper.columns and task.title not in paper.lower_is_better]
+    return 100 * sum(task.scores[name].value for task in shared) / len(shared) if shared else None
 
 
 def _divergence_table(results: Results, text: str) -> str:
@@ -172,12 +190,12 @@ def _divergence_table(results: Results, text: str) -> str:
         "p95 of KL",
         *(f"top-{k}" for k in first.agreement),
     ]
-    rows = [[results.original.name, f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
+    rows = [[_plain(results.original.name), f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
     for name, divergence in found.items():
         error = divergence.kl_standard_error
         rows.append(
             [
-                name,
+                _plain(name),
                 f"{divergence.perplexity:.2f}",
                 f"{divergence.kl:.4f}" + ("" if error is None else f" ± {error:.4f}"),
                 f"{divergence.kl_p95:.3f}",
@@ -214,11 +232,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "&#124;") for cell in line) + " |" for line in lines)
 
 
-def _page(text: str, plots: Sequence[Path]) -> str:
+def _page(title: str, text: str, plots: Sequence[Path]) -> str:
     """One self-contained HTML file."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     images = "".join(f'<img alt="{plot.stem}" src="data:image/png;base64,{_base64(plot)}">' for plot in plots)
-    return _PAGE.format(title=html.escape(text.splitlines()[0].removeprefix("# ")), body=body, images=images)
+    return _PAGE.format(title=html.escape(title), body=body, images=images)
 
 
 def _base64(file: Path) -> str:

@@ -29,7 +29,7 @@ class Score:
 class Delta:
     value: float  # other minus original
     standard_error: float | None  # paired
-    p: float | None  # two-sided: McNemar's exact test for right or wrong, else from the paired standard error
+    p: float | None  # two-sided: McNemar's exact test for right or wrong, else a paired t test
 
 
 def score(metric: Metric, parts: np.ndarray) -> Score:
@@ -46,7 +46,8 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
         return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]))
     if not error:
         return Delta(value, error, None if error is None else float(value == 0))
-    return Delta(value, error, float(2 * stats.norm.sf(abs(value) / error)))
+    p = float(2 * stats.t.sf(abs(value) / error, len(original) - 1))
+    return Delta(value, error, None if np.isnan(p) else p)
 
 
 def significant(deltas: Sequence[Delta]) -> list[bool]:

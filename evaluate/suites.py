@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent / "suites"
+PAPERS = Path(__file__).parent / "papers"  # their published rows
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ def load_suite(name: str) -> Suite:
         raise ValueError(f"The suite {path} needs a list 'tasks' with an entry for each task.")
     _refuse_unknown(content, ("about", "paper", "tasks"), f"The suite {path}")
     entries = tuple(_entry(item, path) for item in content["tasks"])
-    return Suite(path.stem, str(content.get("about", "")).strip(), entries, content.get("paper"))
+    titles = [entry.title for entry in entries]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ValueError(f"The suite {path} has two tasks called {title}: give each a 'column' of its own.")
+    return Suite(path.stem, str(content.get("about", "")).strip(), entries, _paper(content.get("paper"), path))
 
 
 def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tuple[Entry, ...]:
@@ -67,10 +72,17 @@ def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tupl
     entries = suite.entries if suite else ()
     if tasks:
         by_name = {name: entry for entry in entries for name in (entry.task, entry.title)}
-        entries = tuple(by_name.get(task, Entry(task)) for task in dict.fromkeys(tasks))
+        entries = tuple(dict.fromkeys(by_name.get(task, Entry(task)) for task in tasks))
     if limit is None:
         return entries
     return tuple(replace(entry, limit=limit if entry.limit is None else min(limit, entry.limit)) for entry in entries)
+
+
+def _paper(name: Any, path: Path) -> str | None:
+    known = sorted(file.stem for file in PAPERS.glob("*.yaml"))
+    if name is not None and name not in known:
+        raise ValueError(f"The suite {path} names the paper '{name}', which is not known: there is {_one_of(known)}.")
+    return name
 
 
 def _entry(item: Any, path: Path) -> Entry:

@@ -1,0 +1,302 @@
+"""Answers on disk: whole or not there, never mistaken for others, and paired only where the same was asked."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rewired.evaluate import answers
+from rewired.evaluate.answers import copy_to, earlier, kept, paired, read, sample_file, write
+from rewired.evaluate.harness import Task
+from rewired.evaluate.metrics import Metric
+from rewired.evaluate.models import Model
+from rewired.evaluate.suites import Entry
+
+few = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+# what a log may hold: any text of a document or a model, and what json has
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+logs_of_items = st.lists(st.dictionaries(st.text(), values, max_size=3), max_size=3)
+
+
+def log(item: str, answer: str = "", filter_name: str = "none") -> dict[str, Any]:
+    return {"id": item, "filter": filter_name, "responses": [answer]}
+
+
+# whole or not there
+
+
+@few
+@given(logs_of_items)
+def test_what_was_written_is_read(tmp_path: Path, logs: list[dict[str, Any]]) -> None:
+    write(tmp_path / "answers" / "a.jsonl", logs)
+    assert read(tmp_path / "answers" / "a.jsonl") == logs
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\r\nb\rc", "a\u2028b\u2029c\x85d\x0b\x0c", "naïve 語 🙂", '{"a": 1}', "\x00"]
+)
+def test_an_item_is_one_line_whatever_it_says(text: str, tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [log(text, text), log("next")])
+    assert read(tmp_path / "a.jsonl") == [log(text, text), log("next")]
+    assert (tmp_path / "a.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_what_json_has_not_is_kept_as_text(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"doc": {"day": date(2030, 1, 2)}, "pair": (1, 2)}])
+    assert read(tmp_path / "a.jsonl") == [{"doc": {"day": "2030-01-02"}, "pair": [1, 2]}]
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bad", [Unprintable(), {(1, 2): 3}], ids=["interrupted", "no JSON"])
+@pytest.mark.parametrize("before", [1, 5000], ids=["at once", "after some reached the disk"])
+@pytest.mark.parametrize("existing", [None, [log("kept")]], ids=["new", "over an older one"])
+def test_an_error_in_the_middle_leaves_things_as_they_were(
+    bad: Any, before: int, existing: list[dict[str, Any]] | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    if existing:
+        write(file, existing)
+    with pytest.raises((KeyboardInterrupt, TypeError)):
+        write(file, [*(log(str(item)) for item in range(before)), {"doc": bad}])
+    assert [path.name for path in tmp_path.iterdir()] == (["a.jsonl"] if existing else [])
+    assert not existing or read(file) == existing
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes; what tries meets an OSError, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("items", [5, 5000], ids=["found when the file is closed", "found on the way"])
+def test_a_full_disk_leaves_nothing(items: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError), full_disk(100):
+        write(tmp_path / "a.jsonl", [log(str(item)) for item in range(items)])
+    assert list(tmp_path.iterdir()) == []
+
+
+class Reader:
+    """Looks into a file as it is written into a log."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.met: list[list[dict[str, Any]]] = []
+
+    def __str__(self) -> str:
+        self.met.append(read(self.file))
+        return "met"
+
+
+def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
+    """While the new answers are written, the old ones are there."""
+    write(tmp_path / "a.jsonl", [log("old")])
+    reader = Reader(tmp_path / "a.jsonl")
+    write(tmp_path / "a.jsonl", [*(log(str(item)) for item in range(5000)), {"doc": reader}, log("last")])
+    assert reader.met == [[log("old")]]
+    assert len(read(tmp_path / "a.jsonl")) == 5002
+
+
+# the file's name
+
+MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64)
+ENTRY = Entry("piqa", "acc", 0, False, 100, "PIQA")
+TASK = Task(ENTRY, {}, Metric("acc", "mean"), "none", 5, {"piqa": 1.0}, "")
+SETTINGS = {"dtype": "float32", "rows": "hub"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def asked(**changes: Any) -> Task:
+    """TASK with changes to its entry, or to itself."""
+    of_task = {key: value for key, value in changes.items() if key in ("shots", "versions", "filter", "metric", "note")}
+    of_entry = {key: value for key, value in changes.items() if key not in of_task}
+    return replace(TASK, entry=replace(ENTRY, **of_entry), **of_task)
+
+
+DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
+    "as it is": (MODEL, TASK, SETTINGS),
+    "another model": (replace(MODEL, sha256="2" * 64), TASK, SETTINGS),
+    "another task": (MODEL, asked(task="sciq"), SETTINGS),
+    "other shots": (MODEL, asked(shots=0), SETTINGS),
+    "a chat template": (MODEL, asked(chat=True), SETTINGS),
+    "another limit": (MODEL, asked(limit=10), SETTINGS),
+    "no limit": (MODEL, asked(limit=None), SETTINGS),
+    "another version": (MODEL, asked(versions={"piqa": 1.1}), SETTINGS),
+    "another group": (MODEL, asked(versions={"piqa": 1.0, "sciq": 1.0}), SETTINGS),
+    "another dtype": (MODEL, TASK, SETTINGS | {"dtype": "bfloat16"}),
+    "rows of packages": (MODEL, TASK, SETTINGS | {"rows": ["a==1", "b==2"]}),
+    "rows of newer packages": (MODEL, TASK, SETTINGS | {"rows": ["a==1", "b==3"]}),
+}
+
+
+def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {what: kept(*of) for what, of in DIFFERENT.items()}
+    for name, value in (("HARNESS", "0.4.99"), ("SEED", 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr(answers, name, value)
+            files[name] = kept(MODEL, TASK, SETTINGS)
+    assert len(set(files.values())) == len(files)
+    assert {file.parent for file in files.values()} == {cache / "answers"}
+    assert files["another task"].name.startswith("sciq-")
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        (replace(MODEL, name="called otherwise", folder=Path("elsewhere")), TASK),
+        (MODEL, asked(column="another title")),
+        (MODEL, asked(metric=Metric("acc_norm", "mean"), filter="strict-match", note="rows differ")),
+    ],
+    ids=["the model's name", "the column", "the metric: all are in the logs"],
+)
+def test_what_answers_do_not_depend_on_is_not(model: Model, task: Task) -> None:
+    assert kept(model, task, SETTINGS) == kept(MODEL, TASK, dict(reversed(SETTINGS.items())))
+
+
+def test_a_name_says_nothing_about_a_file(cache: Path) -> None:
+    """That it is there means that it is whole."""
+    file = kept(MODEL, TASK, SETTINGS)
+    assert not file.exists() and not cache.exists()
+    write(file, [log("a")])
+    assert read(kept(MODEL, TASK, SETTINGS)) == [log("a")]
+
+
+# samples beside the results
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "a/b", "/etc/passwd", "..\\..\\x", "..", ".", "", "../", "a/../../..", ".hidden", "~", "a b"]
+)
+def test_samples_stay_in_a_folder_of_their_models_own(name: str, tmp_path: Path) -> None:
+    """A model is called `..` or nothing where a user evaluates the folder that they stand in, or the one above it."""
+    samples = (tmp_path / "results" / "samples").resolve()
+    assert "\\" not in str(sample_file(tmp_path, name, name)), "which divides folders elsewhere"
+    as_model = sample_file(tmp_path / "results", name, "piqa").resolve()
+    assert as_model.parent.parent == samples
+    assert as_model.name == "piqa.jsonl"
+    assert sample_file(tmp_path / "results", "hybrid", name).resolve().parent == samples / "hybrid"
+
+
+def test_samples_are_copied_and_a_file_is_not_copied_onto_itself(tmp_path: Path) -> None:
+    write(tmp_path / "kept.jsonl", [log("a")])
+    copy_to(tmp_path / "out", "org/model", "HE+", tmp_path / "kept.jsonl")
+    there = sample_file(tmp_path / "out", "org/model", "HE+")
+    assert read(there) == [log("a")]
+    copy_to(tmp_path / "out", "org/model", "HE+", there)
+    assert read(there) == [log("a")], "results written over the earlier ones that they are from"
+    write(tmp_path / "kept.jsonl", [log("b")])
+    copy_to(tmp_path / "out", "org/model", "HE+", tmp_path / "kept.jsonl")
+    assert read(there) == [log("b")]
+
+
+# earlier results
+
+
+def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
+    infos = [{"name": "dense", "sha256": "0", "step": None, "role": "original"}]
+    infos += [{"name": "org/hybrid", "sha256": "1", "step": 30, "role": "rewired"}]
+    (tmp_path / "results.json").write_text(json.dumps({"models": infos}))
+    found = earlier(tmp_path)
+    assert [(model.name, model.sha256, model.step) for model in found] == [
+        ("dense", "0", None),
+        ("org/hybrid", "1", 30),
+    ]
+    copy_to(tmp_path, "org/hybrid", "MMLU", Path(__file__))
+    assert found[1].answers("MMLU").read_bytes() == Path(__file__).read_bytes()
+
+
+BROKEN = {
+    "not there": None,
+    "empty": "",
+    "no JSON": "{",
+    "no text": "\udcff",
+    "nested without end": "[" * 10**5,
+    "a list": "[]",
+    "a number": "7",
+    "no models": "{}",
+    "models that are no list": '{"models": 7}',
+    "models that are null": '{"models": null}',
+    "models that are none": '{"models": []}',
+    "models that are text": '{"models": "ab"}',
+    "a model that is a list": '{"models": [["name"]]}',
+    "a model without a name": '{"models": [{"sha256": "0", "step": null}]}',
+    "a model without a step": '{"models": [{"name": "a", "sha256": "0"}]}',
+    "a name that is no text": '{"models": [{"name": 7, "sha256": "0", "step": null}]}',
+    "a step that is no number": '{"models": [{"name": "a", "sha256": "0", "step": "x"}]}',
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_what_is_no_earlier_evaluation_is_refused(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    if content is not None:
+        file.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError) as refused:
+        earlier(tmp_path)
+    assert str(refused.value) == f"{file} is not what an evaluation writes."
+
+
+# pairs
+
+
+@few
+@given(st.lists(st.permutations("abcdef"), min_size=1, max_size=3))
+def test_items_pair_in_the_order_of_the_first(orders: list[list[str]]) -> None:
+    logs = [
+        (str(model), [log(item, f"{model}{item}") for item in order] + [log("z", "other", "flexible")])
+        for model, order in enumerate(orders)
+    ]
+    found = paired("MMLU", logs, "none")
+    for model, of_model in enumerate(found):
+        assert of_model == [log(item, f"{model}{item}") for item in orders[0]]
+
+
+@pytest.mark.parametrize("items", ["ab", "abcd", "abd", "", "abC"], ids=["fewer", "more", "other", "none", "case"])
+def test_other_items_do_not_pair(items: str) -> None:
+    logs = [("dense", [log(item) for item in "abc"]), ("same", [log(item) for item in "cba"])]
+    with pytest.raises(ValueError) as refused:
+        paired("MMLU", [*logs, ("hybrid", [log(item) for item in items])], "none")
+    assert str(refused.value) == (
+        "dense and hybrid were not asked the same in MMLU: an earlier evaluation had other shots, another limit or "
+        "other rows. Evaluate both anew with the same settings."
+    )
+
+
+def test_items_of_another_filter_do_not_pair() -> None:
+    logs = [("dense", [log("a", filter_name="strict")]), ("hybrid", [log("a", filter_name="flexible")])]
+    with pytest.raises(ValueError, match=r"^dense and hybrid were not asked the same in GSM: "):
+        paired("GSM", logs, "strict")

@@ -1,0 +1,447 @@
+"""What is significant, against resampling, enumeration and definitions; what a metric is, against the harness's own."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics as plain
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import combinations, permutations, product
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.api import metrics as harness
+from scipy import stats
+
+from rewired.evaluate.metrics import AGGREGATE, Metric, metric_of, pair
+from rewired.evaluate.statistics import LEVEL, Delta, delta, score, significant
+
+ACC = Metric("acc", "mean")
+WORD_PERPLEXITY = Metric("word_perplexity", "perplexity", higher_is_better=False)
+BITS = Metric("bits_per_byte", "bits", higher_is_better=False)
+IFEVAL = Metric(AGGREGATE, "mean")
+PROMPT_LEVEL = ("prompt_level_strict_acc", "prompt_level_loose_acc")
+INST_LEVEL = ("inst_level_strict_acc", "inst_level_loose_acc")
+
+Item = dict[str, Any]  # what the harness logs for one item, metric -> value
+
+few = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+@cache
+def ifeval_utils() -> Any:
+    """The harness's own, which looks for a download as it is imported."""
+    with patch("nltk.download", return_value=True):
+        from lm_eval.tasks.ifeval import utils
+    return utils
+
+
+def harness_value(metric: Metric, items: Sequence[Item]) -> float:
+    """The metric as the harness aggregates it over the items."""
+    if metric == IFEVAL:
+        prompts = [harness.mean([item[name] for item in items]) for name in PROMPT_LEVEL]
+        instructions = [ifeval_utils().agg_inst_level_acc([item[name] for item in items]) for name in INST_LEVEL]
+        return sum(prompts + instructions) / 4
+    aggregate = {ACC: harness.mean, WORD_PERPLEXITY: harness.weighted_perplexity, BITS: harness.bits_per_byte}[metric]
+    return aggregate([item[metric.name] for item in items])
+
+
+def parts_of(metric: Metric, items: Sequence[Item]) -> np.ndarray:
+    pairs = [{name: pair(value) for name, value in item.items()} for item in items]
+    return np.array([metric.parts(found) for found in pairs])
+
+
+# what models answer: a rewired model fails where its original fails, and on some more items
+
+
+def right_or_wrong(n: int, generator: random.Random) -> tuple[list[Item], list[Item]]:
+    original = [float(generator.random() < 0.6) for _ in range(n)]
+    other = [right if generator.random() < 0.85 else 1.0 - right for right in original]
+    return [{"acc": right} for right in original], [{"acc": right} for right in other]
+
+
+def shares(n: int, generator: random.Random) -> tuple[list[Item], list[Item]]:
+    original = [generator.random() for _ in range(n)]
+    return [{"acc": x} for x in original], [{"acc": 0.9 * x + 0.1 * generator.random()} for x in original]
+
+
+def documents(name: str) -> Callable[[int, random.Random], tuple[list[Item], list[Item]]]:
+    def answer(n: int, generator: random.Random) -> tuple[list[Item], list[Item]]:
+        words = [generator.randint(5, 400) for _ in range(n)]
+        original = [-count * generator.uniform(1.0, 3.0) for count in words]
+        other = [found * generator.uniform(1.0, 1.2) for found in original]
+        before, after = ([{name: logged} for logged in zip(found, words, strict=True)] for found in (original, other))
+        return before, after
+
+    return answer
+
+
+def instructions(n: int, generator: random.Random) -> tuple[list[Item], list[Item]]:
+    """IFEval's: a prompt has one to three instructions, and is followed if all are; leniently, more are."""
+
+    def item(strict: list[bool]) -> Item:
+        loose = [followed or generator.random() < 0.1 for followed in strict]
+        return dict(zip((*PROMPT_LEVEL, *INST_LEVEL), (all(strict), all(loose), strict, loose), strict=True))
+
+    original = [[generator.random() < 0.6 for _ in range(generator.randint(1, 3))] for _ in range(n)]
+    other = [[followed and generator.random() < 0.9 for followed in strict] for strict in original]
+    return [item(strict) for strict in original], [item(strict) for strict in other]
+
+
+KINDS = {
+    "right or wrong": (ACC, right_or_wrong),
+    "shares": (ACC, shares),
+    "perplexity per word": (WORD_PERPLEXITY, documents("word_perplexity")),
+    "bits per byte": (BITS, documents("bits_per_byte")),
+    "IFEval's aggregate": (IFEVAL, instructions),
+}
+each_kind = pytest.mark.parametrize(("metric", "answer"), KINDS.values(), ids=KINDS)
+
+
+def bootstrap(value: Callable[[list[int]], float], n: int, resamples: int = 1000) -> float:
+    """The standard deviation of `value` over resamples of the items, one by one."""
+    generator = random.Random(7)
+    return plain.stdev(value(generator.choices(range(n), k=n)) for _ in range(resamples))
+
+
+# standard errors
+
+
+@each_kind
+def test_the_paired_standard_error_is_that_of_resampled_items(metric: Metric, answer: Callable[..., Any]) -> None:
+    original, other = answer(120, random.Random(1))
+
+    def difference(drawn: list[int]) -> float:
+        before, after = [original[item] for item in drawn], [other[item] for item in drawn]
+        return harness_value(metric, after) - harness_value(metric, before)
+
+    found = delta(metric, parts_of(metric, original), parts_of(metric, other))
+    monte_carlo = 1 / math.sqrt(2 * 1000)  # the relative error of a standard deviation of 1000 draws
+    assert found.standard_error == pytest.approx(bootstrap(difference, 120), rel=4 * monte_carlo)
+    assert found.value == pytest.approx(harness_value(metric, other) - harness_value(metric, original))
+
+
+@each_kind
+def test_a_models_own_standard_error_is_that_of_resampled_items(metric: Metric, answer: Callable[..., Any]) -> None:
+    items, _ = answer(120, random.Random(2))
+    found = score(metric, parts_of(metric, items))
+    expected = bootstrap(lambda drawn: harness_value(metric, [items[item] for item in drawn]), 120)
+    assert found.standard_error == pytest.approx(expected, rel=4 / math.sqrt(2 * 1000))
+    assert (found.value, found.n) == (pytest.approx(harness_value(metric, items)), 120)
+
+
+@each_kind
+def test_pairing_helps_where_models_share_failures(metric: Metric, answer: Callable[..., Any]) -> None:
+    before, after = (parts_of(metric, items) for items in answer(120, random.Random(3)))
+    errors = [score(metric, parts).standard_error or 0.0 for parts in (before, after)]
+    paired = delta(metric, before, after).standard_error
+    assert paired is not None and 0 < paired < 0.7 * math.hypot(*errors)
+
+
+def test_pairing_does_not_help_where_failures_are_independent() -> None:
+    generator = random.Random(4)
+    before, after = (parts_of(ACC, right_or_wrong(2000, generator)[0]) for _ in range(2))
+    errors = [score(ACC, parts).standard_error or 0.0 for parts in (before, after)]
+    assert delta(ACC, before, after).standard_error == pytest.approx(math.hypot(*errors), rel=0.05)
+
+
+def test_a_perplexitys_standard_error_agrees_with_the_delta_method() -> None:
+    """d exp(-A/B) = -exp(-A/B) d(A/B), and the variance of A/B is that of the residuals a - (A/B) b, over B^2."""
+    n = 500
+    parts = parts_of(WORD_PERPLEXITY, documents("word_perplexity")(n, random.Random(5))[0])
+    a, b = parts.T
+    ratio = a.sum() / b.sum()
+    expected = np.exp(-ratio) * np.sqrt(((a - ratio * b) ** 2).sum()) / b.sum()
+    assert score(WORD_PERPLEXITY, parts).standard_error == pytest.approx(expected, rel=0.04)
+
+
+def test_a_shares_standard_error_is_the_textbooks() -> None:
+    found = score(ACC, parts_of(ACC, [{"acc": 1.0}] * 30 + [{"acc": 0.0}] * 20))
+    assert found.value == 0.6
+    assert found.standard_error == pytest.approx(math.sqrt(0.6 * 0.4 / 49))
+
+
+@each_kind
+def test_one_item_gives_no_standard_error_and_no_verdict(metric: Metric, answer: Callable[..., Any]) -> None:
+    before, after = (parts_of(metric, items) for items in answer(1, random.Random(6)))
+    assert score(metric, before).standard_error is None
+    found = delta(metric, before, after)
+    assert found.standard_error is None
+    assert found.p in (None, 1.0), "McNemar's test has a p here, which says nothing"
+    assert significant([found]) == [False]
+
+
+@each_kind
+def test_identical_answers_are_no_difference(metric: Metric, answer: Callable[..., Any]) -> None:
+    parts = parts_of(metric, answer(25, random.Random(8))[0])
+    found = delta(metric, parts, parts)
+    assert (found.value, found.standard_error, found.p) == (0, 0, 1)
+    assert significant([found]) == [False]
+
+
+# p values
+
+
+@few
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 5), st.integers(0, 5))
+def test_mcnemars_p_is_the_share_of_sign_patterns_at_least_as_extreme(
+    gained: int, lost: int, both: int, neither: int
+) -> None:
+    """Under the null each discordant item is either model's: 2^n patterns, all alike."""
+    patterns = list(product((1, -1), repeat=gained + lost))
+    expected = sum(abs(sum(pattern)) >= abs(gained - lost) for pattern in patterns) / len(patterns)
+    rows = [(0, 1)] * gained + [(1, 0)] * lost + [(1, 1)] * both + [(0, 0)] * neither or [(1, 1)]
+    before, after = (np.array([[float(row[model]), 1.0] for row in rows]) for model in (0, 1))
+    assert delta(ACC, before, after).p == pytest.approx(expected)
+    assert delta(ACC, after, before).p == pytest.approx(expected), "two-sided"
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(3, 20), (40, 60), (0, 30), (51, 50), (500, 600)])
+def test_mcnemars_p_is_scipys_exact_binomial_of_the_discordant_items(gained: int, lost: int) -> None:
+    before = np.array([[0.0, 1.0]] * gained + [[1.0, 1.0]] * lost + [[1.0, 1.0]] * 1000)
+    after = np.array([[1.0, 1.0]] * gained + [[0.0, 1.0]] * lost + [[1.0, 1.0]] * 1000)
+    assert delta(ACC, before, after).p == pytest.approx(stats.binomtest(gained, gained + lost).pvalue)
+
+
+def test_what_is_not_right_or_wrong_gets_a_test_of_its_paired_differences() -> None:
+    """On many items, z and the paired t test agree."""
+    before, after = (parts_of(ACC, items) for items in shares(3000, random.Random(9)))
+    after[:, 0] += 0.0015 - (after - before)[:, 0].mean()
+    expected = stats.ttest_rel(after[:, 0], before[:, 0]).pvalue
+    assert 0.01 < expected < 0.2, "a case that tells something"
+    assert delta(ACC, before, after).p == pytest.approx(expected, rel=0.02)
+
+
+def rejections(draw: Callable[[np.random.Generator], Iterable[Delta]], simulations: int) -> float:
+    """In which share of simulations anything is found significant."""
+    generator = np.random.default_rng(11)
+    return sum(any(significant(list(draw(generator)))) for _ in range(simulations)) / simulations
+
+
+def at_most_the_level(rate: float, simulations: int) -> bool:
+    return rate <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / simulations)
+
+
+@pytest.mark.parametrize("n", [10, 50])
+def test_equally_good_models_are_told_apart_at_most_at_the_level(n: int) -> None:
+    """Items differ in difficulty, so that both models fail on the same; three tasks are judged together."""
+
+    def draw(generator: np.random.Generator) -> Iterable[Delta]:
+        for _ in range(3):
+            difficulty = generator.random(n)
+            before, after = ((generator.random(n) < difficulty).astype(float) for _ in range(2))
+            yield delta(ACC, np.stack([before, np.ones(n)], 1), np.stack([after, np.ones(n)], 1))
+
+    assert at_most_the_level(rejections(draw, 300), 300)
+
+
+@pytest.mark.parametrize("n", [5, 10, 100])
+def test_equally_good_shares_are_told_apart_at_most_at_the_level(n: int) -> None:
+    """Also where a --limit leaves few items."""
+
+    def draw(generator: np.random.Generator) -> Iterable[Delta]:
+        common = generator.normal(size=n)
+        before, after = (common + 0.5 * generator.normal(size=n) for _ in range(2))
+        yield delta(ACC, np.stack([before, np.ones(n)], 1), np.stack([after, np.ones(n)], 1))
+
+    assert at_most_the_level(rejections(draw, 600), 600)
+
+
+def test_a_real_difference_is_found() -> None:
+    before, after = (parts_of(WORD_PERPLEXITY, items) for items in documents("word_perplexity")(60, random.Random(12)))
+    assert significant([delta(WORD_PERPLEXITY, before, after)]) == [True]
+
+
+# many comparisons
+
+
+def step_down(p_values: Sequence[float]) -> list[bool]:
+    """Holm's procedure, step by step: reject the smallest at LEVEL over how many are left, until one stays."""
+    left = list(range(len(p_values)))
+    rejected: set[int] = set()
+    while left:
+        smallest = min(left, key=lambda index: p_values[index])
+        if p_values[smallest] > LEVEL / len(left):
+            break
+        rejected.add(smallest)
+        left.remove(smallest)
+    return [index in rejected for index in range(len(p_values))]
+
+
+def closed_test(p_values: Sequence[float]) -> list[bool]:
+    """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that it is in: what Holm is short for."""
+    everything = range(len(p_values))
+    sets = [chosen for size in range(1, len(p_values) + 1) for chosen in combinations(everything, size)]
+    kept = [chosen for chosen in sets if min(p_values[index] for index in chosen) > LEVEL / len(chosen)]
+    return [not any(index in chosen for chosen in kept) for index in everything]
+
+
+def verdicts(p_values: Iterable[float | None]) -> list[bool]:
+    return significant([Delta(0.1, 0.1, p) for p in p_values])
+
+
+@pytest.mark.parametrize(
+    "p_values",
+    [
+        (0.001, 0.012, 0.02, 0.04, 0.9),
+        (0.001, 0.02, 0.02, 0.02, 0.02),
+        (0.04, 0.04, 0.04),
+        (0.05,),
+        (LEVEL / 4, LEVEL / 3, LEVEL / 2, LEVEL),
+        (1.0, 1.0),
+    ],
+)
+def test_verdicts_are_holms_in_every_order(p_values: tuple[float, ...]) -> None:
+    for order in permutations(p_values):
+        assert verdicts(order) == step_down(order) == closed_test(order)
+
+
+@few
+@given(st.lists(st.one_of(st.floats(0, 0.06), st.floats(0, 1)), max_size=6))
+def test_verdicts_are_those_of_the_closed_test(p_values: list[float]) -> None:
+    assert verdicts(p_values) == closed_test(p_values) == step_down(p_values)
+
+
+def test_a_task_without_a_p_is_not_judged_and_costs_the_others_nothing() -> None:
+    assert verdicts([None, 0.04, None]) == [False, True, False]
+
+
+def test_a_broken_models_perplexity_is_not_significantly_other() -> None:
+    parts = parts_of(WORD_PERPLEXITY, documents("word_perplexity")(20, random.Random(13))[0])
+    broken = parts * [math.nan, 1]
+    assert significant([delta(WORD_PERPLEXITY, parts, broken)]) == [False]
+
+
+# metrics
+
+
+@pytest.mark.parametrize(
+    ("logged", "expected"),
+    [
+        (True, [1.0, 1.0]),
+        (0, [0.0, 1.0]),
+        (-3.5, [-3.5, 1.0]),
+        (np.float64(0.25), [0.25, 1.0]),
+        (np.float32(0.25), [0.25, 1.0]),
+        (np.int64(1), [1.0, 1.0]),
+        (np.bool_(True), [1.0, 1.0]),
+        ([True, False, True], [2.0, 3.0]),
+        ([1.0], [1.0, 1.0]),
+        ((-120.5, 31), [-120.5, 31.0]),
+    ],
+)
+def test_what_the_harness_logs_becomes_a_quotient(logged: Any, expected: list[float]) -> None:
+    found = pair(logged)
+    assert found == expected
+    assert [type(number) for number in found or ()] == [float, float]
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [
+        "text",
+        None,
+        {"id": 1},
+        ["the reference", "the translation"],
+        ("the reference", "the translation"),
+        (2, np.array([0.1, 0.2, 0.7])),
+        ([0, 1], 1),
+        ({"id": "1"}, {"id": "1"}),
+    ],
+    ids=["text", "nothing", "a dict", "bleu's", "chrf's", "brier_score's", "f1's with several golds", "squad_v2's"],
+)
+def test_what_is_no_quotient_is_no_pair(logged: Any) -> None:
+    """Translations are logged beside metrics that pair, and must not end a run after hours of asking."""
+    assert pair(logged) is None
+
+
+numbers = st.floats(-50, 50)
+documents_logged = st.lists(st.tuples(st.floats(-900, -0.1), st.integers(1, 300)), min_size=1, max_size=12)
+
+
+@few
+@given(st.lists(numbers, min_size=1, max_size=12))
+def test_means_and_perplexities_are_the_harnesss(items: list[float]) -> None:
+    sums = np.sum([pair(item) for item in items], axis=0)
+    assert Metric("acc", "mean").value(sums) == pytest.approx(harness.mean(items), abs=1e-12)
+    assert Metric("perplexity", "perplexity").value(sums) == pytest.approx(harness.perplexity(items))
+
+
+@few
+@given(documents_logged)
+def test_quotients_over_documents_are_the_harnesss(items: list[tuple[float, int]]) -> None:
+    sums = np.sum([pair(item) for item in items], axis=0)
+    assert BITS.value(sums) == pytest.approx(harness.bits_per_byte(items))
+    with np.errstate(over="ignore"):
+        found = WORD_PERPLEXITY.value(sums)
+    try:
+        assert found == pytest.approx(harness.weighted_perplexity(items))
+    except OverflowError:
+        assert found == math.inf
+
+
+followed = st.lists(st.booleans(), min_size=1, max_size=4)
+
+
+@few
+@given(st.lists(st.tuples(followed, followed), min_size=1, max_size=10))
+def test_the_aggregate_is_the_mean_of_ifevals_four(answers: list[tuple[list[bool], list[bool]]]) -> None:
+    items = [
+        dict(zip((*PROMPT_LEVEL, *INST_LEVEL), (all(strict), all(loose), strict, loose), strict=True))
+        for strict, loose in answers
+    ]
+    sums = parts_of(IFEVAL, items).sum(axis=0)
+    assert IFEVAL.value(sums) == pytest.approx(harness_value(IFEVAL, items))
+
+
+def test_many_sums_give_many_values() -> None:
+    sums = np.random.default_rng(0).uniform(1, 9, size=(2, 3, 8))
+    values = IFEVAL.value(sums)
+    assert values.shape == (2, 3)
+    one_by_one = [plain.mean(sums[i, j, k] / sums[i, j, k + 1] for k in (0, 2, 4, 6)) for i in (0, 1) for j in range(3)]
+    assert values.ravel() == pytest.approx(one_by_one)
+
+
+IFEVAL_AGGREGATION = dict.fromkeys(PROMPT_LEVEL, harness.mean) | dict.fromkeys(INST_LEVEL, harness.mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation", "expected"),
+    [
+        ("acc", {"acc": harness.mean}, Metric("acc", "mean")),
+        ("perplexity", {"perplexity": harness.perplexity}, Metric("perplexity", "perplexity", False)),
+        ("word_perplexity", {"word_perplexity": harness.weighted_perplexity}, WORD_PERPLEXITY),
+        ("bits_per_byte", {"bits_per_byte": harness.bits_per_byte}, BITS),
+        ("pass@1", {"pass_at_k": harness.mean}, Metric("pass@1", "mean")),
+        (AGGREGATE, IFEVAL_AGGREGATION, IFEVAL),
+    ],
+)
+def test_a_tasks_metric_is_found_by_its_name(name: str, aggregation: dict[str, Any], expected: Metric) -> None:
+    directions = {name: expected.higher_is_better}
+    assert metric_of(name, aggregation, directions) == expected
+    assert expected.is_share == (name in ("acc", "pass@1", AGGREGATE))
+
+
+def test_ifevals_own_aggregation_is_known() -> None:
+    name = "inst_level_strict_acc"
+    assert metric_of(name, {name: ifeval_utils().agg_inst_level_acc}, {name: True}) == Metric(name, "mean")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("accuracy", "it has no metric 'accuracy' but acc, f1"),
+        ("pass@1", "it has no metric 'pass@1' but acc, f1"),
+        (AGGREGATE, "the metric 'aggregate' is IFEval's; this task has acc, f1"),
+        ("f1", "its metric 'f1' is no mean over items, so two models cannot be paired on it"),
+    ],
+)
+def test_a_metric_that_cannot_be_compared_is_refused(name: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        metric_of(name, {"acc": harness.mean, "f1": harness.f1_score}, {})
+    assert str(refused.value) == sentence
