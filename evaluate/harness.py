@@ -105,55 +105,78 @@ def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
         near = get_close_matches(entry.task, manager.all_tasks)
         hint = f"did you mean {' or '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
         raise ValueError(f"There is no task '{entry.task}' in lm-eval {HARNESS}: {hint}")
-    with _borrowed(rows, entry.shots or 0):
-        try:
-            loaded = manager.load([entry.task])["tasks"]
-        except ImportError as error:
-            raise ValueError(
-                f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
-            ) from None
-        except ValueError as error:
-            raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
-        except (OSError, LookupError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise MissingRowsError(
-                f"Task {entry.task} cannot be loaded: {reason} Without a hub, `rewired data fetch benchmarks DIR` and "
-                "--data DIR have most rows."
-            ) from None
-    return _checked(entry, loaded, rows, runs_code)
+    loaded = _load(manager, entry, rows, entry.shots or 0)
+    shots = entry.shots if entry.shots is not None else max(task.config.num_fewshot or 0 for task in loaded.values())
+    if shots and entry.shots is None:
+        loaded = _load(manager, entry, rows, shots)  # which rows are asked may depend on it
+    for name, task in loaded.items():
+        task.set_config("num_fewshot", shots)
+        if shots and not task.sampler.df:
+            raise MissingRowsError(f"Task {entry.task} cannot be loaded: no package has rows for its {shots} shots.")
+        if name == "ifeval":
+            _check_ifeval()
+    if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
+        _check_code(entry, runs_code)
+    metric, filter_name = _metric(entry, loaded)
+    versions = {name: task.VERSION for name, task in loaded.items()}
+    return Task(entry, loaded, metric, filter_name, shots, versions, _note(loaded, rows, shots))
 
 
 class MissingRowsError(ValueError):
     """A task is known, and its rows are out of reach."""
 
 
-def _checked(entry: Entry, loaded: dict[str, Any], rows: Path | None, runs_code: bool) -> Task:
+def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str, Any]:
+    with _borrowed(rows, shots):
+        try:
+            loaded: dict[str, Any] = manager.load([entry.task])["tasks"]
+        except ImportError as error:
+            raise ValueError(
+                f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
+            ) from None
+        except ValueError as error:
+            raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
+        except (OSError, LookupError, RuntimeError) as error:  # what `datasets` says of what it cannot get
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise MissingRowsError(
+                f"Task {entry.task} cannot be loaded: {reason}. Without a hub, `rewired data fetch benchmarks DIR` and "
+                "--data DIR have most rows."
+            ) from None
+    return loaded
+
+
+def _check_code(entry: Entry, runs_code: bool) -> None:
+    if not runs_code:
+        raise ValueError(
+            f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or name "
+            "the other tasks with --tasks."
+        )
+    code_execution.check_sandbox()
+
+
+def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric | None, str]:
+    """The entry's metric, None where the outputs are what is wanted, and the filter of the responses it is taken of."""
     first = next(iter(loaded.values()))
-    for name, task in loaded.items():
-        if getattr(task, "UNSAFE_CODE", False):
-            if not runs_code:
-                raise ValueError(
-                    f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), "
-                    "or name the other tasks with --tasks."
-                )
-            code_execution.check_sandbox()
-        shots = entry.shots if entry.shots is not None else task.config.num_fewshot or 0
-        task.set_config("num_fewshot", shots)
-        if shots and not task.sampler.df:
-            raise MissingRowsError(f"Task {entry.task} cannot be loaded: no package has rows for its {shots} shots.")
-        if name == "ifeval":
-            _check_ifeval()
     wanted, _, filter_name = (entry.metric or next(iter(first.aggregation()))).partition(",")
     filters = [ensemble.name for ensemble in first._filters]
     if filter_name and filter_name not in filters:
         raise ValueError(f"Task {entry.task} has no filter '{filter_name}' but {', '.join(filters)}.")
+    if wanted == "bypass":
+        return None, filters[0]
     try:
-        metric = None if wanted == "bypass" else metric_of(wanted, first.aggregation(), first.higher_is_better())
+        metrics = [metric_of(wanted, task.aggregation(), task.higher_is_better()) for task in loaded.values()]
     except ValueError as error:
         raise ValueError(f"Task {entry.task} cannot be scored: {error}.") from None
-    note = benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).note(shots) if rows else ""
-    versions = {name: task.VERSION for name, task in loaded.items()}
-    return Task(entry, loaded, metric, filter_name or filters[0], shots, versions, note)
+    return metrics[0], filter_name or filters[0]
+
+
+def _note(loaded: dict[str, Any], rows: Path | None, shots: int) -> str:
+    """What a reader of the results has to know."""
+    first = next(iter(loaded.values()))
+    notes = [f"{len(loaded)} tasks, of which all items count alike"] if len(loaded) > 1 else []
+    if rows:
+        notes.append(benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).note(shots))
+    return "; ".join(note for note in notes if note)
 
 
 def _check_ifeval() -> None:

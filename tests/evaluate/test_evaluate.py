@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 import torch
 from lm_eval import simple_evaluate
@@ -20,11 +21,13 @@ from rewired.evaluate.harness import check_one_bos, load_tasks
 from rewired.evaluate.measure import Machine
 from rewired.evaluate.suites import Entry
 
+from .benchmark_rows import OLMO, carry
 from .world import DENSE, LADDER, make_dense, make_rewired, make_rows, tokenizer
 
 pytestmark = pytest.mark.xdist_group("evaluate")
 MACHINE = Machine("cpu", batch_size="4")
 TASKS = ("piqa", "lambada_openai")
+MMLU = Path(lm_eval.__file__).parent / "tasks" / "mmlu" / "default"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,7 @@ def request(world: Path, *others: str, **changes: Any) -> Request:
 
 
 def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
-    """simple_evaluate on the same tasks and a model of its own loading: every value, and the stderr of means."""
+    """simple_evaluate on the same tasks at once, so in other batches, on a model of its own loading."""
     results = evaluate(
         request(world, "ladder", tasks=("piqa", "lambada_openai", "gsm8k_cot"), limit=5), MACHINE, tmp_path / "out"
     )
@@ -64,10 +67,32 @@ def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
             metric, _, filter_name = task.metric.partition(",")
             expected = direct["results"][task.task]
             key = f"{metric},{filter_name or 'none'}"
-            assert task.scores[name].value == pytest.approx(expected[key], rel=1e-9), task.title
+            assert task.scores[name].value == pytest.approx(expected[key], rel=1e-5), task.title
             assert task.scores[name].n == direct["n-samples"][task.task]["effective"]
     assert results.tasks[0].metric == "acc"
     assert results.tasks[1].metric == "perplexity", "the first of lambada's"
+
+
+def test_the_items_of_a_group_count_alike(world: Path, tmp_path: Path) -> None:
+    """MMLU, its 57 subjects of different sizes, against the harness's own aggregate."""
+    rows = make_rows(tmp_path / "rows")
+    subjects = [file.stem.removeprefix("mmlu_") for file in MMLU.glob("mmlu_*.yaml")]
+    for number, subject in enumerate(subjects):
+        for split, count in (("dev", 1), ("validation", 1), ("test", 1 + number % 3)):
+            items = [
+                {"question": f"{subject} {n}?", "subject": subject, "choices": list("wxyz"), "answer": n % 4}
+                for n in range(count)
+            ]
+            carry(rows, f"{OLMO}/hails/mmlu_no_train/{subject}/{split}", items)
+    asked = replace(request(world, tasks=("mmlu",)), data=rows)
+    (mmlu,) = evaluate(asked, MACHINE, tmp_path / "out").tasks
+    lm = HFLM(AutoModelForCausalLM.from_pretrained(world / "dense"), tokenizer=tokenizer(), batch_size=4)
+    with harness._borrowed(rows, 0):
+        direct = simple_evaluate(lm, tasks=["mmlu"], bootstrap_iters=0, task_manager=harness._manager("mmlu/default"))
+    assert direct and len(subjects) == 57
+    assert mmlu.scores["dense"].n == sum(1 + number % 3 for number in range(57))
+    assert mmlu.scores["dense"].value == pytest.approx(direct["groups"]["mmlu"]["acc,none"])
+    assert mmlu.note == "57 tasks, of which all items count alike"
 
 
 def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Path) -> None:
