@@ -17,6 +17,8 @@ from rewired.evaluate.suites import Entry
 
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
 
+pytestmark = pytest.mark.xdist_group("evaluate")  # which share the index of all tasks
+
 
 def prompts(task: Any) -> list[tuple[str, ...]]:
     """Context and continuation of each request; the context alone where the model generates."""

@@ -77,8 +77,9 @@ ON_RANKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow  # `generate`'s tests have one of them, and its tokens
 @pytest.mark.xdist_group("smollm2")
-@pytest.mark.parametrize("name", ["ladder + peek", *(pytest.param(name, marks=pytest.mark.slow) for name in ON_RANKS)])
+@pytest.mark.parametrize("name", ON_RANKS)
 def test_three_ranks_give_the_outputs_of_one_process(name: str, smollm2: Path, tmp_path: Path) -> None:
     folder = convert(smollm2, tmp_path / "hybrid", Request(ON_RANKS[name])).out
     expected_logits, expected_tokens = answers_to_prose(folder, 1)

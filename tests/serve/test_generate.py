@@ -41,6 +41,7 @@ def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
     assert len(expected.split()) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_a_short_name_is_dequantised_once_for_all_ranks(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
