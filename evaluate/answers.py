@@ -8,22 +8,24 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import rewired
 from rewired.cache import cache_folder
 
-from .harness import HARNESS, SEED, Task
+from .harness import Task
 from .models import Model
 
 Logs = list[dict[str, Any]]  # the harness's log of each item
+_ASKING = ("harness.py", "benchmarks.py", "code_execution.py", "confinement.py", "metrics.py")
 
 
 def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
     """The file for a model's answers to a task, there or not: its name holds all that they depend on.
 
-    `settings` is what else they depend on: the weights' dtype, and where the rows come from.
+    `settings` are an evaluation's; their `answers` are what the answers depend on.
     """
     entry = task.entry
     key = {
@@ -32,14 +34,20 @@ def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
         "shots": task.shots,
         "chat": entry.chat,
         "limit": entry.limit,
-        "versions": task.versions,
-        "harness": HARNESS,
-        "rewired": rewired.__version__,
-        "seed": SEED,
-        **settings,
+        "task_versions": task.versions,
+        **settings["answers"],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "answers" / f"{entry.task}-{digest[:24]}.jsonl"
+
+
+@cache
+def code_sha256() -> str:
+    """Of what makes the answers: who changes the model's code must not be given the old one's answers."""
+    here = Path(__file__).parent
+    files = [*sorted(Path(rewired.__file__).parent.glob("*.py")), *(here / name for name in _ASKING)]
+    files += sorted(here.glob("tasks/*"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def read(file: Path) -> Logs:
@@ -66,9 +74,34 @@ class Earlier:
     folder: Path  # of the results
     sha256: str
     step: int | None
+    settings: dict[str, Any]
 
-    def answers(self, title: str) -> Path:
-        return sample_file(self.folder, self.name, title)
+    def under_its_path(self) -> Earlier:
+        """It stays what it was called, since its answers are found by it."""
+        return self
+
+    def check_settings(self, settings: dict[str, Any]) -> None:
+        """Raises ValueError where these answers depend on something else than an evaluation with `settings` does."""
+        ours = settings["answers"]
+        theirs = self.settings.get("answers", {})
+        for name in ("dtype", "rows", "tokenizer", "seed", "versions"):
+            if ours[name] != theirs.get(name) and ours["tokenizer"] is not None:
+                raise ValueError(
+                    f"The earlier results in {self.folder} were made with another {name} ({theirs.get(name)} and not "
+                    f"{ours[name]}): evaluate both models anew."
+                )
+
+    def logs(self, title: str) -> Logs:
+        file = sample_file(self.folder, self.name, title)
+        if not file.is_file():
+            raise ValueError(f"The results in {self.folder} have no {title} of {self.name}: leave the task out.")
+        try:
+            logs = read(file)
+            if not all(log.keys() >= {"id", "filter", "metrics", "doc", "responses"} for log in logs):
+                raise ValueError("something is missing")
+        except (ValueError, AttributeError, RecursionError):
+            raise ValueError(f"{file} does not hold a model's answers: it is damaged, or not ours.") from None
+        return logs
 
 
 def sample_file(results: Path, model: str, title: str) -> Path:
@@ -76,18 +109,22 @@ def sample_file(results: Path, model: str, title: str) -> Path:
     return results / "samples" / as_file_name(model) / f"{as_file_name(title)}.jsonl"
 
 
-def copy_to(results: Path, model: str, title: str, source: Path) -> None:
-    target = sample_file(results, model, title)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or not target.samefile(source):
-        shutil.copyfile(source, target)
+def write_samples(results: Path, logs: dict[str, dict[str, Logs]]) -> None:
+    """All per-item logs, title -> model -> logs, in place of those of an earlier evaluation."""
+    shutil.rmtree(results / "samples", ignore_errors=True)
+    for title, of_task in logs.items():
+        for model, of_model in of_task.items():
+            write(sample_file(results, model, title), of_model)
 
 
 def earlier(folder: Path) -> list[Earlier]:
     """The models of an earlier evaluation, its original first. Raises ValueError if the folder holds none."""
     try:
-        models = json.loads((folder / "results.json").read_text())["models"]
-        found = [Earlier(model["name"], folder, model["sha256"], model["step"]) for model in models]
+        results = json.loads((folder / "results.json").read_text())
+        found = [
+            Earlier(model["name"], folder, model["sha256"], model["step"], dict(results["settings"]))
+            for model in results["models"]
+        ]
         if not found or not all(isinstance(one.name, str) and isinstance(one.step, int | None) for one in found):
             raise TypeError("no such models")
         return found

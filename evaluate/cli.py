@@ -13,6 +13,7 @@ import typer
 from rewired.cli import new_app, sentences
 
 _ON_WHAT, _HOW = "On what", "How"
+OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
 _INTERRUPTED = "interrupted; finished tasks are kept, and the same command goes on with the next."
 
 
@@ -91,12 +92,11 @@ def _evaluate(
     """
     with sentences("evaluate", _INTERRUPTED):
         _check(limit, text_tokens, batch_size, dtype, device, tp)
-        names = [name for given in tasks or () for name in given.split(",") if name]
+        names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"
-        folder = out or Path(f"evaluation-{Path(original).name}-{on_what}")
-        if folder.exists() and (
-            not folder.is_dir() or (any(folder.iterdir()) and not (folder / "results.json").exists())
-        ):
+        names_given = [Path(given).resolve().name for given in (original, *(rewired or ()))]
+        folder = out or Path("-".join(["evaluation", *names_given, on_what]))
+        if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= OUR_FILES):
             raise ValueError(f"{folder} exists and is no earlier evaluation: name another --out.")
         from rewired.ranks import choose_device
 

@@ -21,6 +21,11 @@ MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCHITECTURES = (0xC000003E, 0xC00000B7)
 _CLONE = (56, 220)
 _CLONE3 = 435
+_DENIED_IF = {  # system call on each machine -> the argument looked at, and its values that are denied
+    "fcntl": ((72, 25), 1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: they send signals to anyone
+    "ioctl": ((16, 29), 1, (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP: so do they
+}
+_PRLIMIT = (302, 261)  # allowed on oneself, who is process 0
 _DENIED = {  # the number of each system call on each of the machines
     "socket": (41, 198),
     "io_uring_setup": (425, 425),  # it opens sockets past this very filter
@@ -35,6 +40,12 @@ _DENIED = {  # the number of each system call on each of the machines
     "pidfd_getfd": (438, 438),
     "ptrace": (101, 117),
     "process_vm_writev": (311, 271),
+    "setpriority": (141, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "ioprio_set": (251, 30),
 }
 
 
@@ -125,6 +136,18 @@ def _filter_system_calls() -> None:
     for numbers in _DENIED.values():
         if (number := numbers[machine]) is not None:
             steps += [(equals, 0, 1, number), (answer, 0, 0, fail | errno.EPERM)]
+    for calls, argument, values in _DENIED_IF.values():
+        steps += [(equals, 0, 2 * len(values) + 2, calls[machine]), (load, 0, 0, 16 + 8 * argument)]
+        for value in values:
+            steps += [(equals, 0, 1, value), (answer, 0, 0, fail | errno.EPERM)]
+        steps.append((answer, 0, 0, allow))
+    steps += [
+        (equals, 0, 4, _PRLIMIT[machine]),
+        (load, 0, 0, 16),
+        (equals, 1, 0, 0),
+        (answer, 0, 0, fail | errno.EPERM),
+        (answer, 0, 0, allow),
+    ]
     steps += [
         (equals, 0, 1, _CLONE3),  # a filter cannot see its flags; without it, libc takes clone
         (answer, 0, 0, fail | errno.ENOSYS),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 TOP = (1, 5, 10)
+_LONGEST_TOKEN = 32  # characters, on the average over a text
 _CHUNK = 128  # positions whose float32 distributions are held at once
 
 
@@ -37,6 +38,8 @@ def windows_of(
 
     Each window starts with a BOS where the tokenizer adds one. Raises ValueError for a text without two tokens.
     """
+    if tokens is not None:
+        text = text[: _LONGEST_TOKEN * tokens]  # the rest of a long text need not be tokenised
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     bos = _added_before(ids, tokenizer(text)["input_ids"])
     ids = ids[:tokens]

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig
+
+import rewired
 
 from . import alpaca_eval, answers, benchmarks, harness, measure
 from .answers import Earlier, Logs
@@ -42,7 +45,7 @@ class Request:
 
 
 def evaluate(request: Request, machine: Machine, out: Path) -> Results:
-    """Ask all models what was not asked before, and compare them; per-item logs go below `out`.
+    """Ask all models what was not asked before, and compare them; per-item logs go below `out`, when all is done.
 
     Everything that can be checked is, before the first model loads. Raises ValueError.
     """
@@ -52,17 +55,14 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     real = [model for model in models if isinstance(model, Model)]
     if real:
-        check_together(real, machine.ranks)
-        for text in texts.values():
-            windows_of(text, load_tokenizer(real[0]), measure.WINDOW, request.text_tokens)
-    _check_chat_templates(tasks, real)
-    for model in real:
-        _ask(model, tasks, request, machine)
+        _check_real(real, tasks, texts, request, machine)
+        machine = machine.with_dtype_of(real[0].folder)
+    settings = _settings(request, machine, real)
+    logs = _ask(models, tasks, request, machine, settings)
     names = [model.name for model in models]
-    logs = {
-        task.entry.title: {model.name: _logs(model, task, request, machine, out) for model in models} for task in tasks
-    }
     results = compile_tasks(tasks, logs, names)
+    divergences = {name: _divergences(models, text, request, machine) for name, text in texts.items()}
+    answers.write_samples(out, logs)
     judged = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
     return Results(
         suite=suite.name if suite else None,
@@ -70,10 +70,10 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
         models=[_info(model, role) for model, role in zip(models, roles, strict=True)],
         tasks=results,
         average=average_of(results, names),
-        divergences={name: _divergences(models, text, request, machine) for name, text in texts.items()},
+        divergences=divergences,
         left_out=left_out,
         notes=_notes(models, request) + _judge_alpaca_eval(judged, out),
-        settings=_settings(request, machine),
+        settings=settings,
         paper=load_paper(suite.paper) if suite and suite.paper else None,
     )
 
@@ -108,6 +108,8 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
             found = [open_model(name)]
         models += found
         roles += [role] * len(found)
+    names = [model.name for model in models]
+    models = [model.under_its_path() if names.count(model.name) > 1 else model for model in models]
     names = [answers.as_file_name(model.name) for model in models]
     for name in names:
         if names.count(name) > 1:
@@ -115,29 +117,44 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
     return models, roles
 
 
-def _ask(model: Model, tasks: Sequence[Task], request: Request, machine: Machine) -> None:
-    questions = [Question(task.entry, _kept(model, task, request, machine)) for task in tasks]
-    missing = [question for question in questions if request.fresh or not question.file.is_file()]
-    if len(missing) < len(questions):
-        print(
-            f"{model.name}: {len(questions) - len(missing)} of {len(questions)} tasks kept from before", file=sys.stderr
-        )
-    if missing:
-        machine.run(measure.ask, model, missing, request.data, request.runs_code)
+def _check_real(
+    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: Request, machine: Machine
+) -> None:
+    check_together(models, machine.ranks)
+    tokenizer = load_tokenizer(models[0])
+    for text in texts.values():
+        windows_of(text, tokenizer, measure.WINDOW, request.text_tokens)
+    titles = [task.entry.title for task in tasks if task.entry.chat]
+    if titles and tokenizer.chat_template is None:
+        raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
 
 
-def _kept(model: Model, task: Task, request: Request, machine: Machine) -> Path:
-    rows = sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub"
-    return answers.kept(model, task, {"dtype": machine.weights_dtype, "rows": rows})
-
-
-def _logs(model: Model | Earlier, task: Task, request: Request, machine: Machine, out: Path) -> Logs:
-    title = task.entry.title
-    file = model.answers(title) if isinstance(model, Earlier) else _kept(model, task, request, machine)
-    if not file.is_file():
-        raise ValueError(f"The results in {file.parents[2]} have no {title} of {model.name}: leave the task out.")
-    answers.copy_to(out, model.name, title, file)
-    return answers.read(file)
+def _ask(
+    models: Sequence[Model | Earlier],
+    tasks: Sequence[Task],
+    request: Request,
+    machine: Machine,
+    settings: dict[str, Any],
+) -> dict[str, dict[str, Logs]]:
+    """Each model's answers to each task, title -> model -> logs; those of earlier results are read first."""
+    logs: dict[str, dict[str, Logs]] = {task.entry.title: {} for task in tasks}
+    for model in models:
+        if isinstance(model, Earlier):
+            model.check_settings(settings)
+            for title, of_task in logs.items():
+                of_task[model.name] = model.logs(title)
+    real = [model for model in models if isinstance(model, Model)]
+    for model in real:
+        questions = [Question(task.entry, answers.kept(model, task, settings)) for task in tasks]
+        missing = [question for question in questions if request.fresh or not question.file.is_file()]
+        if len(missing) < len(questions):
+            done = len(questions) - len(missing)
+            print(f"{model.name}: {done} of {len(questions)} tasks kept from before", file=sys.stderr)
+        if missing:
+            machine.run(measure.ask, model, real[0], missing, request.data, request.runs_code)
+        for question in questions:
+            logs[question.entry.title][model.name] = answers.read(question.file)
+    return logs
 
 
 def _divergences(
@@ -156,13 +173,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The text {path} cannot be read: {error}.") from None
-
-
-def _check_chat_templates(tasks: Sequence[Task], models: Sequence[Model]) -> None:
-    titles = [task.entry.title for task in tasks if task.entry.chat]
-    for model in models if titles else ():
-        if load_tokenizer(model).chat_template is None:
-            raise ValueError(f"{titles[0]} asks through a chat template, and {model.name} has none.")
 
 
 def _info(model: Model | Earlier, role: str) -> ModelInfo:
@@ -191,25 +201,26 @@ def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
     return notes
 
 
-def _settings(request: Request, machine: Machine) -> dict[str, Any]:
-    import transformers
-
-    import rewired
-
+def _settings(request: Request, machine: Machine, models: Sequence[Model]) -> dict[str, Any]:
+    """All that the answers depend on besides the model and the task, and what else was set."""
     return {
-        "seed": harness.SEED,
+        "answers": {
+            "dtype": machine.weights_dtype,
+            "device": torch.cuda.get_device_name() if machine.device_type == "cuda" else "cpu",
+            "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
+            "tokenizer": models[0].tokenizer_sha256 if models else None,
+            "seed": harness.SEED,
+            "versions": {
+                "rewired": f"{rewired.__version__}+{answers.code_sha256()[:12]}",
+                "lm_eval": harness.HARNESS,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        },
         "limit": request.limit,
         "text_tokens": request.text_tokens,
         "window": measure.WINDOW,
-        "rows": "packages" if request.data else "hub",
-        "dtype": machine.weights_dtype,
         "batch_size": machine.batch_size,
-        "device": torch.cuda.get_device_name() if machine.device_type == "cuda" else "cpu",
         "tp": machine.ranks,
-        "versions": {
-            "rewired": rewired.__version__,
-            "lm_eval": harness.HARNESS,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "runs_code": request.runs_code,
     }

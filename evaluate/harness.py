@@ -238,23 +238,25 @@ def _harness_model() -> Any:
 
     class HarnessModel(HFLM):
         def _model_call(self, inps: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-            check_one_bos(inps, self.tokenizer)
+            check_one_bos(inps, self.tokenizer, padded_left=False)
             return super()._model_call(inps, *args, **options)
 
         def _model_generate(self, context: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-            check_one_bos(context, self.tokenizer)
+            check_one_bos(context, self.tokenizer, padded_left=True)
             return super()._model_generate(context, *args, **options)
 
     return HarnessModel
 
 
-def check_one_bos(input_ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_one_bos(input_ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase, padded_left: bool) -> None:
     """Raises ValueError where a row of input_ids, [B, T], starts with two BOS: that moves scores, silently."""
-    bos = tokenizer.bos_token_id
-    if bos is None or bos == tokenizer.pad_token_id:
-        return
-    if ((input_ids[:, 1:] == bos) & (input_ids[:, :-1] == bos)).any():
-        raise ValueError(
-            "A prompt has two BOS tokens in a row, which lowers scores: the tokenizer adds one, and so does its chat "
-            "template or the text."
-        )
+    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
+    if bos is None or (padded_left and bos == pad):
+        return  # padding cannot be told from it
+    for row in input_ids.tolist():
+        start = next((number for number, token in enumerate(row) if token != pad), 0) if padded_left else 0
+        if row[start : start + 2] == [bos, bos]:
+            raise ValueError(
+                "A prompt starts with two BOS tokens, which lowers scores: the tokenizer adds one, and so does its "
+                "chat template or the text."
+            )

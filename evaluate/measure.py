@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from rewired.ranks import run_on_ranks
@@ -42,6 +43,13 @@ class Machine:
         """`auto` is float32 on a CPU, and else the checkpoint's."""
         return "float32" if self.dtype == "auto" and self.device_type == "cpu" else self.dtype
 
+    def with_dtype_of(self, folder: Path) -> Machine:
+        """All models run in the precision of one: `auto` is its checkpoint's, on a CPU float32."""
+        if self.dtype != "auto" or self.device_type == "cpu":
+            return self
+        dtype = AutoConfig.from_pretrained(folder).dtype
+        return replace(self, dtype=str(dtype or torch.bfloat16).removeprefix("torch."))
+
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """`function(*args, machine)` on every rank; the first one's result."""
         if self.ranks == 1:
@@ -64,11 +72,21 @@ class Question:
     file: Path
 
 
-def ask(model: Model, questions: Sequence[Question], rows: Path | None, runs_code: bool, machine: Machine) -> None:
-    """Ask each question and keep its answers at once, so that an interrupted run goes on with the next."""
+def ask(
+    model: Model,
+    tokenizer_of: Model,
+    questions: Sequence[Question],
+    rows: Path | None,
+    runs_code: bool,
+    machine: Machine,
+) -> None:
+    """Ask each question and keep its answers at once, so that an interrupted run goes on with the next.
+
+    The prompts are tokenised as for `tokenizer_of`: a model's own tokenizer may add a BOS where another's does not.
+    """
     _free_memory()
     tasks = harness.load_tasks([question.entry for question in questions], rows, runs_code)
-    tokenizer, loaded = load_tokenizer(model), _load(model, machine)
+    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, machine)
     for number, (question, task) in enumerate(zip(questions, tasks, strict=True), start=1):
         _say(f"{model.name}: {question.entry.title} ({number} of {len(questions)})")
         generates = any(asked.OUTPUT_TYPE == "generate_until" for asked in task.loaded.values())

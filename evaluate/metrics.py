@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether it lies between 0 and 1, and is printed in per cent."""
+        """Whether it may be a share, which lies between 0 and 1 and is printed in per cent."""
         return self.kind == "mean"
 
     def parts(self, pairs: dict[str, list[float]]) -> list[float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,14 @@ from rewired.packages import sha256
 from rewired.sources import checkpoint_folder
 from rewired.tensor_parallel import check_ranks
 
-_DEFINING = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
+_TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+_DEFINING = ("config.json", "generation_config.json", "adapter_config.json", *_TOKENIZER)
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,20 @@ class Model:
     folder: Path
     adapter: Path | None
     sha256: str  # of everything that its answers depend on
+    tokenizer_sha256: str
+    given: str  # as the user wrote it
+
+    def under_its_path(self) -> Model:
+        """Where another model has the same name, as all checkpoints of a trainer do."""
+        return replace(self, name=self.given)
 
     @property
     def step(self) -> int | None:
         """How many training steps it is old, if a trainer wrote it."""
-        state = (self.adapter or self.folder) / "trainer_state.json"
-        return int(json.loads(state.read_text())["global_step"]) if state.is_file() else None
+        try:
+            return int(json.loads(((self.adapter or self.folder) / "trainer_state.json").read_text())["global_step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def open_model(given: str) -> Model:
@@ -55,14 +62,14 @@ def open_model(given: str) -> Model:
         base, adapter = given, ""
     folder = checkpoint_folder(base)
     _refuse_wiring_that_is_not_run(folder, base)
-    name = Path(base).name if Path(base).is_dir() else base
+    name = Path(base).resolve().name if Path(base).is_dir() else base
     if not adapter:
-        return Model(name, folder, None, _sha256(folder))
+        return Model(name, folder, None, _sha256(folder), _tokenizer_sha256(folder), given)
     adapter_folder = Path(adapter)
     if not (adapter_folder / "adapter_config.json").is_file():
         raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
     digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
-    return Model(f"{name}+{adapter_folder.name}", folder, adapter_folder, digest)
+    return Model(f"{name}+{adapter_folder.name}", folder, adapter_folder, digest, _tokenizer_sha256(folder), given)
 
 
 def check_together(models: Sequence[Model], ranks: int) -> None:
@@ -124,6 +131,11 @@ def _sha256(folder: Path) -> str:
     return hashlib.sha256("\n".join(f"{file.name} {_digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
 
 
+def _tokenizer_sha256(folder: Path) -> str:
+    files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
+    return hashlib.sha256("\n".join(f"{file.name} {_digest(file)}" for file in files).encode()).hexdigest()
+
+
 def _digest(file: Path) -> str:
     """A file's SHA-256, computed once as long as it does not change, and once for all hard links to it."""
     stat = file.stat()
@@ -132,7 +144,10 @@ def _digest(file: Path) -> str:
         return known.read_text()
     digest = sha256(file)
     known.parent.mkdir(parents=True, exist_ok=True)
-    known.write_text(digest)
+    with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
+        written = Path(scratch) / known.name
+        written.write_text(digest)
+        written.replace(known)
     return digest
 
 

@@ -23,6 +23,8 @@ def write_report(results: Results, command: str, date: str, folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     record = {"command": command, "date": date, **asdict(results)}
     (folder / "results.json").write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
+    for earlier in folder.glob("*.png"):
+        earlier.unlink()
     plots = draw(results, folder)
     text = markdown(results, command, date)
     images = "".join(f"\n![{plot.stem}]({plot.name})\n" for plot in plots)
@@ -54,22 +56,24 @@ def _title(results: Results) -> str:
 
 def _plain(name: str) -> str:
     """Text that says in Markdown what it is: names come from folders, which may be called anything."""
+    name = "".join(letter if letter.isprintable() else " " for letter in name)
     name = re.sub(r"([\\`*\[\]!~]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", name)
     return re.sub("[&<>|]", lambda found: f"&#{ord(found[0])};", name)
 
 
 def _settings(results: Results, date: str) -> str:
     settings = results.settings
-    versions = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
+    on = settings["answers"]
+    versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
     suite = f"suite {results.suite}, " if results.suite else ""
     models = "\n".join(
         f"- {model.role} **{_plain(model.name)}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
         for model in results.models
     )
     return (
-        f"{date}: {suite}{settings['dtype']} on {settings['device']}, {settings['tp']} "
+        f"{date}: {suite}{on['dtype']} on {on['device']}, {settings['tp']} "
         f"rank{'s' if settings['tp'] > 1 else ''}, batch size {settings['batch_size']}, rows from "
-        f"{settings['rows']}, seed {settings['seed']}; {versions}.\n\n{models}"
+        f"{'the hub' if on['rows'] == 'hub' else 'packages'}, seed {on['seed']}; {versions}.\n\n{models}"
     )
 
 
@@ -111,7 +115,7 @@ def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
         _with_error(after, task.is_share),
         _delta(scale * delta.value, delta.standard_error and scale * delta.standard_error),
         "too few items" if delta.p is None else f"{verdict}, p {_p(delta.p)}",
-        _kept(after.value, before.value, task.higher_is_better),
+        _kept(after.value, before.value, delta.standard_error, task.higher_is_better),
     ]
 
 
@@ -131,7 +135,7 @@ def _average_row(average: Average, original: str, name: str) -> list[str]:
         _percent(average.values[name], average.standard_errors[name]),
         _delta(100 * average.deltas[name], error and 100 * error),
         "",
-        _kept(average.values[name], average.values[original], True),
+        _kept(average.values[name], average.values[original], error, True),
     ]
 
 
@@ -139,10 +143,13 @@ def _delta(value: float, error: float | None) -> str:
     return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
-def _kept(value: float, original: float, higher_is_better: bool) -> str:
+def _kept(value: float, original: float, error: float | None, higher_is_better: bool) -> str:
+    """The error is the delta's, as if the original's value were known."""
     if not original:
         return ""
-    return f"{100 * value / original:.1f} %" if higher_is_better else f"x {value / original:.3f}"
+    if not higher_is_better:
+        return f"x {value / original:.3f}"
+    return f"{100 * value / original:.1f}" + ("" if error is None else f" ± {100 * error / original:.1f}") + " %"
 
 
 def _how_to_read(results: Results) -> str:
@@ -150,9 +157,9 @@ def _how_to_read(results: Results) -> str:
         return "± is one standard error."
     return (
         "± is one standard error; that of a delta is paired, from the same items. Significant: McNemar's exact test "
-        f"for right or wrong, else a paired t test, at {LEVEL} over a model's {len(results.tasks)} tasks together "
-        "(Holm). No means that so many items cannot tell the two apart, not that they are equal. Kept is the share of "
-        "the original's value, with what chance gives."
+        "for right or wrong, else a paired t test, which for a perplexity is of its log, at "
+        f"{LEVEL} over a model's {len(results.tasks)} tasks together (Holm). No means that so many items cannot tell "
+        "the two apart, not that they are equal. Kept is the share of the original's value, what chance gives included."
     )
 
 

@@ -116,7 +116,7 @@ def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Seq
         shots=task.shots,
         chat=entry.chat,
         limit=entry.limit,
-        is_share=metric.is_share,
+        is_share=metric.is_share and all(_are_shares(found) for found in parts.values()),
         higher_is_better=metric.higher_is_better,
         versions=task.versions,
         note=task.note,
@@ -124,6 +124,11 @@ def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Seq
         deltas={model: delta(metric, parts[models[0]], parts[model]) for model in models[1:]},
         significant={},
     )
+
+
+def _are_shares(parts: np.ndarray) -> bool:
+    """Some means, such as BLEU's, are none."""
+    return bool(((parts[:, 0::2] >= 0) & (parts[:, 0::2] <= parts[:, 1::2])).all())
 
 
 def _error_of_mean(errors: Sequence[float | None]) -> float | None:

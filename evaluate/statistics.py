@@ -29,7 +29,7 @@ class Score:
 class Delta:
     value: float  # other minus original
     standard_error: float | None  # paired
-    p: float | None  # two-sided: McNemar's exact test for right or wrong, else a paired t test
+    p: float | None  # two-sided: McNemar's exact test for right or wrong, else a paired t test, of a perplexity's log
 
 
 def score(metric: Metric, parts: np.ndarray) -> Score:
@@ -44,10 +44,7 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
     error = _standard_error(metric, np.stack([other, original]))
     if metric.kind == "mean" and original.shape[1] == 2 and _is_right_or_wrong(original) and _is_right_or_wrong(other):
         return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]))
-    if not error:
-        return Delta(value, error, None if error is None else float(value == 0))
-    p = float(2 * stats.t.sf(abs(value) / error, len(original) - 1))
-    return Delta(value, error, None if np.isnan(p) else p)
+    return Delta(value, error, _t_test(original, other) if error is not None else None)
 
 
 def significant(deltas: Sequence[Delta]) -> list[bool]:
@@ -59,6 +56,30 @@ def significant(deltas: Sequence[Delta]) -> list[bool]:
             break
         verdicts[index] = True
     return verdicts
+
+
+def _t_test(original: np.ndarray, other: np.ndarray) -> float | None:
+    """Paired, of the difference between mean quotients, each item's part in it to first order (the delta method).
+
+    A perplexity is tested as the log that it is the exponential of: the exponential has too heavy a tail.
+    """
+    n = len(original)
+    influences = [_influence(parts) for parts in (other, original)]
+    difference = sum(sign * found.mean() for sign, found in zip((1, -1), influences, strict=True))
+    error = float((influences[0] - influences[1]).std(ddof=1) / np.sqrt(n))
+    if not error:
+        return float(difference == 0)
+    p = float(2 * stats.t.sf(abs(difference) / error, n - 1))
+    return None if np.isnan(p) else p
+
+
+def _influence(parts: np.ndarray) -> np.ndarray:
+    """Numbers, [n], whose mean is the mean quotient and whose spread is its sampling error's."""
+    numerators, denominators = parts[:, 0::2], parts[:, 1::2]
+    quotients = numerators.sum(axis=0) / denominators.sum(axis=0)
+    deviations = (numerators - quotients * denominators) / denominators.mean(axis=0)
+    found: np.ndarray = (quotients + deviations).mean(axis=1)
+    return found
 
 
 def _standard_error(metric: Metric, parts: np.ndarray) -> float | None:

@@ -13,8 +13,10 @@ import pytest
 import torch
 from filelock import FileLock
 
-# so that the ranks of a test can import it; last, where our folders hide no installed package
-sys.path.append(str(Path(__file__).parents[1]))
+# so that the ranks of a test can import it; last, also under `python -m pytest`: our folder `evaluate` must not hide
+# Hugging Face's package
+ROOT = str(Path(__file__).parents[1])
+sys.path[:] = [entry for entry in sys.path if entry not in ("", ROOT)] + [ROOT]
 
 PROSE = Path(__file__).parents[1] / "evaluate" / "texts" / "prose.txt"
 

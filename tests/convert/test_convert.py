@@ -297,6 +297,7 @@ def test_a_hub_cache_snapshot_s_links_into_its_blobs_are_followed(source: Path, 
 
 
 class TestGguf:
+    @pytest.mark.slow  # `make demo` does it too
     def test_smollm2_from_its_package_chats_and_is_a_rewired_model(self, smollm2_gguf: Path, tmp_path: Path) -> None:
         done = run("convert", smollm2_gguf, "out", "--ladder-layers", "28-30", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

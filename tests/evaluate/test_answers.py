@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rewired.evaluate import answers
-from rewired.evaluate.answers import copy_to, earlier, kept, paired, read, sample_file, write
+from rewired.evaluate.answers import earlier, kept, paired, read, sample_file, write, write_samples
 from rewired.evaluate.harness import Task
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.models import Model
@@ -128,10 +127,15 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
 
 # the file's name
 
-MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64)
+MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64, "7" * 64, "hybrid")
 ENTRY = Entry("piqa", "acc", 0, False, 100, "PIQA")
 TASK = Task(ENTRY, {}, Metric("acc", "mean"), "none", 5, {"piqa": 1.0}, "")
-SETTINGS = {"dtype": "float32", "rows": "hub"}
+BASIS = {"dtype": "float32", "rows": "hub", "tokenizer": "7", "seed": 1, "device": "cpu", "versions": {"lm_eval": "1"}}
+SETTINGS: dict[str, Any] = {"answers": BASIS, "batch_size": "8"}
+
+
+def other(**changes: Any) -> dict[str, Any]:
+    return SETTINGS | {"answers": BASIS | changes}
 
 
 @pytest.fixture(autouse=True)
@@ -157,18 +161,18 @@ DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
     "no limit": (MODEL, asked(limit=None), SETTINGS),
     "another version": (MODEL, asked(versions={"piqa": 1.1}), SETTINGS),
     "another group": (MODEL, asked(versions={"piqa": 1.0, "sciq": 1.0}), SETTINGS),
-    "another dtype": (MODEL, TASK, SETTINGS | {"dtype": "bfloat16"}),
-    "rows of packages": (MODEL, TASK, SETTINGS | {"rows": ["a==1", "b==2"]}),
-    "rows of newer packages": (MODEL, TASK, SETTINGS | {"rows": ["a==1", "b==3"]}),
+    "another dtype": (MODEL, TASK, other(dtype="bfloat16")),
+    "rows of packages": (MODEL, TASK, other(rows=["a==1", "b==2"])),
+    "another harness": (MODEL, TASK, other(versions={"lm_eval": "2"})),
+    "another tokenizer": (MODEL, TASK, other(tokenizer="8")),
+    "another seed": (MODEL, TASK, other(seed=2)),
+    "another machine": (MODEL, TASK, other(device="a GPU")),
+    "rows of newer packages": (MODEL, TASK, other(rows=["a==1", "b==3"])),
 }
 
 
-def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path) -> None:
     files = {what: kept(*of) for what, of in DIFFERENT.items()}
-    for name, value in (("HARNESS", "0.4.99"), ("SEED", 1)):
-        with monkeypatch.context() as patched:
-            patched.setattr(answers, name, value)
-            files[name] = kept(MODEL, TASK, SETTINGS)
     assert len(set(files.values())) == len(files)
     assert {file.parent for file in files.values()} == {cache / "answers"}
     assert files["another task"].name.startswith("sciq-")
@@ -184,7 +188,9 @@ def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path, monkeypa
     ids=["the model's name", "the column", "the metric: all are in the logs"],
 )
 def test_what_answers_do_not_depend_on_is_not(model: Model, task: Task) -> None:
-    assert kept(model, task, SETTINGS) == kept(MODEL, TASK, dict(reversed(SETTINGS.items())))
+    assert kept(model, task, SETTINGS) == kept(
+        MODEL, TASK, {"batch_size": "4", "answers": dict(reversed(BASIS.items()))}
+    )
 
 
 def test_a_name_says_nothing_about_a_file(cache: Path) -> None:
@@ -211,16 +217,11 @@ def test_samples_stay_in_a_folder_of_their_models_own(name: str, tmp_path: Path)
     assert sample_file(tmp_path / "results", "hybrid", name).resolve().parent == samples / "hybrid"
 
 
-def test_samples_are_copied_and_a_file_is_not_copied_onto_itself(tmp_path: Path) -> None:
-    write(tmp_path / "kept.jsonl", [log("a")])
-    copy_to(tmp_path / "out", "org/model", "HE+", tmp_path / "kept.jsonl")
-    there = sample_file(tmp_path / "out", "org/model", "HE+")
-    assert read(there) == [log("a")]
-    copy_to(tmp_path / "out", "org/model", "HE+", there)
-    assert read(there) == [log("a")], "results written over the earlier ones that they are from"
-    write(tmp_path / "kept.jsonl", [log("b")])
-    copy_to(tmp_path / "out", "org/model", "HE+", tmp_path / "kept.jsonl")
-    assert read(there) == [log("b")]
+def test_samples_take_the_place_of_those_of_another_evaluation(tmp_path: Path) -> None:
+    write_samples(tmp_path, {"HE+": {"org/model": [log("a")], "gone": [log("a")]}})
+    write_samples(tmp_path, {"HE+": {"org/model": [log("b")]}})
+    assert read(sample_file(tmp_path, "org/model", "HE+")) == [log("b")]
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["org--model"]
 
 
 # earlier results
@@ -229,14 +230,32 @@ def test_samples_are_copied_and_a_file_is_not_copied_onto_itself(tmp_path: Path)
 def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
     infos = [{"name": "dense", "sha256": "0", "step": None, "role": "original"}]
     infos += [{"name": "org/hybrid", "sha256": "1", "step": 30, "role": "rewired"}]
-    (tmp_path / "results.json").write_text(json.dumps({"models": infos}))
+    (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))
     found = earlier(tmp_path)
     assert [(model.name, model.sha256, model.step) for model in found] == [
         ("dense", "0", None),
         ("org/hybrid", "1", 30),
     ]
-    copy_to(tmp_path, "org/hybrid", "MMLU", Path(__file__))
-    assert found[1].answers("MMLU").read_bytes() == Path(__file__).read_bytes()
+    whole = log("a") | {"metrics": {}, "doc": {}}
+    write_samples(tmp_path, {"MMLU": {"org/hybrid": [whole]}})
+    assert found[1].logs("MMLU") == [whole]
+    for damaged in ('{"id": 1}', '{"id": "a', "[]", "7"):
+        sample_file(tmp_path, "org/hybrid", "MMLU").write_text(damaged)
+        with pytest.raises(
+            ValueError, match=r"MMLU.jsonl does not hold a model's answers: it is damaged, or not ours\.$"
+        ):
+            found[1].logs("MMLU")
+
+
+@pytest.mark.parametrize("name", ["dtype", "rows", "tokenizer", "seed", "versions"])
+def test_answers_of_other_settings_are_not_compared(name: str, tmp_path: Path) -> None:
+    infos = [{"name": "dense", "sha256": "0", "step": None}]
+    (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))
+    (dense,) = earlier(tmp_path)
+    dense.check_settings(SETTINGS)
+    dense.check_settings(other(device="a GPU"))
+    with pytest.raises(ValueError, match=f"were made with another {name} "):
+        dense.check_settings(other(**{name: "other"}))
 
 
 BROKEN = {

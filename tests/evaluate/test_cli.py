@@ -64,7 +64,7 @@ def test_a_whole_report_is_written(
     assert results["command"] == "evaluate " + " ".join(arguments)
     assert [model["role"] for model in results["models"]] == ["original", "rewired"]
     assert results["tasks"][0]["scores"]["dense"]["n"] == 12
-    assert results["settings"]["seed"] == 1234
+    assert results["settings"]["answers"]["seed"] == 1234
     assert results["models"][1]["config"]["wiring"][1]["preset"] == "ladder"
     assert "Wikitext: not run." in (out / "report.md").read_text()
     assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0

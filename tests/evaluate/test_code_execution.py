@@ -304,3 +304,31 @@ def test_pass_at_k_is_averaged_over_problems() -> None:
 def test_a_k_above_the_fewest_candidates_is_left_out() -> None:
     scores, _ = CodeEval().compute(references=[TEST_ADD, TEST_ADD], predictions=[[ADD, ADD], [ADD]], k=[1, 2, 100])
     assert scores == {"pass@1": 1.0}
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "import resource; resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
+        "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 8, {pid})",
+        "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 10, 9)",
+        "import fcntl, os, struct; r, w = os.pipe(); fcntl.ioctl(r, 0x8901, struct.pack('i', {pid}))",
+        "import os; os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+        "import os; os.sched_setaffinity({pid}, [0])",
+    ],
+)
+def test_a_program_changes_and_signals_no_other_process(attempt: str) -> None:
+    """It may not become the one that a descriptor's signals go to, nor set another's limits."""
+    program = f"""
+try:
+    {attempt.format(pid=os.getpid())}
+except PermissionError:
+    pass
+else:
+    raise AssertionError
+"""
+    assert run_program(program) == Outcome(True, "passed")
+
+
+def test_a_program_may_still_lower_its_own_limits() -> None:
+    assert run_program("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))").passed

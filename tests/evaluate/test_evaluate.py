@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+import numpy as np
 import pytest
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, get_peft_model
+from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from rewired.evaluate import harness, measure
 from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
 from rewired.evaluate.harness import check_one_bos, load_tasks
 from rewired.evaluate.measure import Machine
+from rewired.evaluate.metrics import Metric
+from rewired.evaluate.statistics import delta
 from rewired.evaluate.suites import Entry
 
 from .benchmark_rows import OLMO, carry
@@ -200,6 +205,46 @@ def test_prompts_have_one_bos(world: Path, tmp_path: Path) -> None:
         replace(request(world), original=str(dense), tasks=("piqa", "gsm8k_cot"), limit=2), MACHINE, tmp_path / "out"
     )
     own = tokenizer()
-    check_one_bos(torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]), own)
-    with pytest.raises(ValueError, match="two BOS tokens in a row"):
-        check_one_bos(torch.tensor([[0, 1, 1, 7]]), own)
+    check_one_bos(torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]), own, padded_left=True)
+    check_one_bos(torch.tensor([[1, 7, 1, 1]]), own, padded_left=False)
+    for padded, left in (([0, 1, 1, 7], True), ([1, 1, 7, 0], False)):
+        with pytest.raises(ValueError, match=r"^A prompt starts with two BOS tokens"):
+            check_one_bos(torch.tensor([padded]), own, left)
+
+
+def test_padding_is_no_bos() -> None:
+    """The harness pads on the right with zeros, which may be a tokenizer's BOS."""
+    zero = tokenizer()
+    zero.bos_token, zero.pad_token = "<pad>", "</s>"
+    assert zero.bos_token_id == 0
+    check_one_bos(torch.tensor([[0, 7, 0, 0]]), zero, padded_left=False)
+
+
+def test_all_models_read_the_originals_tokens(world: Path, tmp_path: Path) -> None:
+    """A checkpoint saved after training may add a BOS, or have another chat template: the questions stay the same."""
+    other = tmp_path / "ladder"
+    shutil.copytree(world / "ladder", other)
+    changed = tokenizer(adds_bos=True)
+    changed.chat_template = "something else"
+    changed.save_pretrained(other)
+    values = [
+        evaluate(replace(request(world), others=[str(folder)]), MACHINE, tmp_path / "out")
+        .tasks[1]
+        .scores["ladder"]
+        .value
+        for folder in (world / "ladder", other)
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_perplexity_that_is_five_times_worse_is_told_from_noise() -> None:
+    """Its own t test would not: the exponential of a few losses has too heavy a tail."""
+    generator = np.random.default_rng(0)
+    losses = generator.gamma(2.0, 2.0, size=40)
+    metric = Metric("perplexity", "perplexity", higher_is_better=False)
+    original = np.stack([-losses, np.ones(40)], axis=1)
+    worse = np.stack([-(losses + generator.gamma(0.8, 2.0, size=40)), np.ones(40)], axis=1)
+    found = delta(metric, original, worse)
+    assert metric.value(worse.sum(0)) > 3 * metric.value(original.sum(0))
+    assert found.p == pytest.approx(stats.ttest_rel(worse[:, 0], original[:, 0]).pvalue)
+    assert found.p is not None and found.p < 1e-4

@@ -28,16 +28,19 @@ from rewired.evaluate.suites import Entry
 COMMAND, DATE = "evaluate dense hybrid tuned --suite mine", "2030-01-02 03:04 UTC"
 WIRING = [{"layers": "2-4", "preset": "ladder"}]
 SETTINGS = {
-    "seed": 1234,
+    "answers": {
+        "seed": 1234,
+        "rows": ["a==1"],
+        "dtype": "float32",
+        "device": "cpu",
+        "tokenizer": "7",
+        "versions": {"rewired": "0.1.0", "lm_eval": "0.4.13"},
+    },
     "limit": None,
     "text_tokens": 8192,
     "window": 512,
-    "rows": "packages",
-    "dtype": "float32",
     "batch_size": "auto",
-    "device": "cpu",
     "tp": 2,
-    "versions": {"rewired": "0.1.0", "lm_eval": "0.4.13"},
 }
 
 
@@ -133,7 +136,7 @@ def test_each_model_is_compared_with_the_original_in_a_table_of_its_own() -> Non
             "hybrid": "50.00 ± 1.30",
             "delta": "-18.14 ± 0.81",
             "significant": "yes, p < 0.0001",
-            "kept": "73.4 %",
+            "kept": "73.4 ± 1.2 %",
         },
         {
             "task": "WikiText",
@@ -150,7 +153,7 @@ def test_each_model_is_compared_with_the_original_in_a_table_of_its_own() -> Non
     assert [row["tuned"] for row in tuned] == ["67.00 ± 1.25", "9.90 ± 0.25"]
     assert [row["delta"] for row in tuned] == ["-1.14 ± 0.72", "-0.10 ± 0.04"]
     assert [row["significant"] for row in tuned] == ["no, p 0.1234", "yes, p 0.0124"]
-    assert [row["kept"] for row in tuned] == ["98.3 %", "x 0.990"]
+    assert [row["kept"] for row in tuned] == ["98.3 ± 1.1 %", "x 0.990"]
 
 
 def test_a_single_item_has_no_error_and_no_verdict() -> None:
@@ -198,7 +201,7 @@ def test_the_average_is_a_row_below_the_tasks() -> None:
         "hybrid": "45.00 ± 2.00",
         "delta": "-15.00 ± 0.51",
         "significant": "",
-        "kept": "75.0 %",
+        "kept": "75.0 ± 0.9 %",
     }
     assert (tuned[-1]["delta"], tuned[-1]["kept"]) == ("+1.00", "101.7 %")
 
@@ -458,7 +461,7 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     assert not re.search(r"@import|url\(", raw)
     assert {"table", "style", "title", "h1", "h2", "img"} <= set(page.elements)
     assert page.texts["title"] == page.texts["h1"] == "dense against hybrid, tuned"
-    assert "73.4 %" in page.cells
+    assert "73.4 ± 1.2 %" in page.cells
 
 
 NAMES = {
@@ -510,7 +513,7 @@ def test_a_name_that_looks_like_a_formula_is_drawn(tmp_path: Path) -> None:
 def test_a_name_moves_no_cell_of_the_markdown(name: str) -> None:
     text = markdown(renamed(name), COMMAND, DATE)
     row = tables(section(text, "Tasks"))[0][0]
-    assert (row["metric"], row["kept"]) == ("acc_norm", "73.4 %")
+    assert (row["metric"], row["kept"]) == ("acc_norm", "73.4 ± 1.2 %")
 
 
 # from logs to results
