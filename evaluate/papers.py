@@ -18,15 +18,18 @@ class Paper:
     rows: dict[str, tuple[float, ...]]  # per cent, but for perplexities
     lower_is_better: tuple[str, ...] = ()
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The columns that are shares, and count in an average."""
+        return tuple(column for column in self.columns if column not in self.lower_is_better)
+
     def value(self, row: str, column: str) -> float | None:
         return self.rows[row][self.columns.index(column)] if column in self.columns else None
 
     def average(self, row: str, columns: Sequence[str]) -> float | None:
         """Over those of `columns` that the table has and that are shares."""
         values = [
-            self.rows[row][number]
-            for number, column in enumerate(self.columns)
-            if column in columns and column not in self.lower_is_better
+            value for column in self.averaged if column in columns and (value := self.value(row, column)) is not None
         ]
         return sum(values) / len(values) if values else None
 

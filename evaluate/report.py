@@ -178,6 +178,9 @@ def _paper_table(results: Results, paper: Paper) -> str:
         for model in results.models
     ]
     about = f"{paper.source}: {paper.model}. The average is over the columns shown."
+    if not set(paper.averaged) <= set(titles):
+        whole = ", ".join(f"{name} {_number(paper.average(name, paper.columns))}" for name in paper.rows)
+        about += f" Over all that the paper averages, which is {', '.join(paper.averaged)}: {whole}."
     return f"{about}\n\n" + _table(["", *map(_plain, titles), "average"], rows + ours)
 
 
