@@ -112,6 +112,7 @@ def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Pa
     assert set(divergence.agreement.values()) == {1.0}
 
 
+@pytest.mark.slow
 def test_two_ranks_answer_as_one(world: Path, tmp_path: Path) -> None:
     asked = request(world, "ladder", texts=(PACKAGED_TEXT,), limit=6, fresh=True)
     alone = evaluate(asked, MACHINE, tmp_path / "alone")

@@ -115,7 +115,13 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("imports", IMPORTS.values(), ids=IMPORTS)
+COMMON = ("rewired first", "rewired last")  # each takes an interpreter of its own
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [pytest.param(code, id=name, marks=() if name in COMMON else pytest.mark.slow) for name, code in IMPORTS.items()],
+)
 def test_import_rewired_registers_in_any_order(imports: str, checkpoint: Path) -> None:
     script = f"{imports}; import sys; print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
     done = subprocess.run(

@@ -244,7 +244,8 @@ def torchrun(folder: Path, tmp_path: Path, package: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("package", [pytest.param("installed", marks=pytest.mark.slow), "not installed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["installed", "not installed"])
 def test_torchrun(package: str, tmp_path: Path) -> None:
     folder = saved(WIRINGS["mixed"], tmp_path / "model")
     done = torchrun(folder, tmp_path, package)

@@ -39,6 +39,7 @@ def training_pass(folder: Path, ranks: int, backend: str | None) -> tuple[Any, d
     return outputs.logits.detach().numpy(), gradients(model)
 
 
+@pytest.mark.slow
 def test_the_compiled_program_hides_what_the_wiring_hides(tmp_path: Path) -> None:
     """Inductor's own program, not only the graph it was given: every module of a ladder runs between the start of the
     all-reduce before it and the wait for that. Three layers: one standard, two ladder."""

@@ -60,6 +60,7 @@ def test_a_short_name_is_dequantised_once_for_all_ranks(
     assert checkpoint_folder(str(smollm2_gguf)) == folder
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
     """Else they would fall apart."""
@@ -67,6 +68,7 @@ def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
     assert generate(hybrid, prompt, ranks=3, device="cpu") == generate(hybrid, prompt, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
     options = ["--tp", "3", "--device", "cpu", "--no-chat", "--prompt", "1 2 3 4 5 6 7", "--max-new-tokens", "4000"]
@@ -87,6 +89,7 @@ def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
     assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
     """The terminal sends it to the command and to all of its ranks."""
