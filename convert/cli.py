@@ -7,19 +7,22 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from rewired.cli import new_app, sentences
 from rewired.sources import find_source
 
-from .cast import parse_dtype
 from .checkpoint import Checkpoint
-from .convert import Conversion, Request, convert
+from .convert import Conversion, convert
 from .plan import LayerTable
+from .request import MIX, RefitRequest, Request
+from .rewrite import parse_dtype
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
@@ -28,22 +31,39 @@ _LAYERS_HELP = (
 
 _REST = "How to write it"
 _INTERRUPTED = "interrupted; nothing half-written is left."
+_GOES_ON = " Layers that are fitted are kept: the same command goes on with them."
 
 
 def main() -> None:
     """Console script `convert`."""
     app = new_app()
-    app.command("convert", epilog=_LAYERS_HELP)(_convert)
+    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(_convert)
     app()
 
 
 def add_commands(app: typer.Typer) -> None:
-    app.command("convert", epilog=_LAYERS_HELP)(_convert)
+    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(_convert)
     app.command("info")(_info)
+
+
+class _ConvertCommand(TyperCommand):
+    """--refit and --calibrate may stand alone, which typer has no way to say."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[str] = []
+        for argument, following in zip_longest(args, args[1:], fillvalue="-"):
+            given.append(argument)
+            if argument in ("--refit", "--calibrate") and following.startswith("-"):
+                given.append(MIX)
+        return super().parse_args(ctx, given)
 
 
 def _wiring(metavar: str, help_text: str) -> Any:
     return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Which layers, and how")
+
+
+def _fitting(metavar: str, help_text: str) -> Any:
+    return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Fit it to its wiring")
 
 
 def _convert(
@@ -79,6 +99,14 @@ def _convert(
     tp_shards: Annotated[
         int | None, _wiring("R", "Logical shards; default 8, or the largest number below that divides.")
     ] = None,
+    refit: Annotated[
+        str | None, _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text.")
+    ] = None,
+    refit_tokens: Annotated[int, _fitting("N", "How many tokens of it; one in eight only judges.")] = 32_768,
+    calibrate: Annotated[
+        str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")
+    ] = None,
+    spill: Annotated[Path | None, _fitting("DIR", "Keep activations in files there, not in memory.")] = None,
     dtype: Annotated[
         str | None, typer.Option(rich_help_panel=_REST, help="Also cast the weights: float32, bfloat16 or float16.")
     ] = None,
@@ -108,14 +136,16 @@ def _convert(
 ) -> None:
     """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
 
-    The weights do not change, so it takes seconds and, within one filesystem, no disk space. The result loads with
-    `AutoModelForCausalLM` after `import rewired`, or with `trust_remote_code=True`.
+    The weights do not change, so it takes seconds and, within one filesystem, no disk space; unless they are fitted to
+    their new wiring with --refit, by least squares on some text: a file, a folder, a dataset on the hub or, without a
+    name, a packaged mix of prose and chat. The result loads with `AutoModelForCausalLM` after `import rewired`, or with
+    `trust_remote_code=True`.
 
     Examples:
 
     ```
     convert llama-3.1-8b --ladder-layers 16-32
-    convert ./my-llama my-hybrid --ladder-layers 16- --peek
+    convert ./my-llama my-hybrid --ladder-layers 16- --peek --refit
     convert llama-3.1-8b --desync-layers 16-32 --desync-every 4
     convert llama-3.1-8b --partial-layers -8 --shared-fraction 0.5
     convert my-hybrid my-llama --standard-layers 0- --to-llama
@@ -128,7 +158,8 @@ def _convert(
         "partial": (partial_layers, {"shared_fraction": shared_fraction, "merge": merge}),
         "parallel": (parallel_layers, {}),
     }
-    with sentences("convert", _INTERRUPTED):
+    is_fitted = refit is not None or calibrate is not None
+    with sentences("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
         _check_options_have_layers(presets, modifiers)
         wiring = [
             {"layers": layers, "preset": preset, **options, **modifiers}
@@ -143,10 +174,20 @@ def _convert(
             to_llama=to_llama,
             dtype=dtype and parse_dtype(dtype),
             copy=copy,
+            refit=_refit_request(refit, calibrate, refit_tokens, spill),
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
-        with _progress() as on_bytes:
-            done = convert(source, out, request, revision=revision, dry_run=dry_run, force=force, on_bytes=on_bytes)
+        with _progress() as on_bytes, _live_fits() as on_layer:
+            done = convert(
+                source,
+                out,
+                request,
+                revision=revision,
+                dry_run=dry_run,
+                force=force,
+                on_bytes=on_bytes,
+                on_layer=on_layer,
+            )
         address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
         _print_conversion(done, dry_run, as_json, address)
 
@@ -169,6 +210,20 @@ def _info(
             from .report import print_table
 
             print_table(f"{path} ({checkpoint.config['model_type']})", table)
+
+
+def _refit_request(refit: str | None, calibrate: str | None, tokens: int, spill: Path | None) -> RefitRequest | None:
+    if refit is None and calibrate is None:
+        return None
+    texts = {text for text in (refit, calibrate) if text not in (None, MIX)}
+    if len(texts) > 1:
+        raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
+    if tokens < 1:
+        raise ValueError(f"--refit-tokens {tokens} makes no sense: give a number from 1 on.")
+    if spill is not None and not spill.is_dir():
+        raise ValueError(f"There is no folder {spill} to spill to: make it first.")
+    text = next(iter(texts), None) or MIX
+    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
 
 
 def _check_options_have_layers(
@@ -204,6 +259,22 @@ def _progress() -> Iterator[Callable[[int], None]]:
             bars[0].advance(0, count)
 
         yield on_bytes
+
+
+@contextmanager
+def _live_fits() -> Iterator[Callable[..., None]]:
+    """A table on stderr that grows with every layer fitted, from the first one on."""
+    with ExitStack() as stack:
+        tables: list[Any] = []
+
+        def on_layer(*layer: Any) -> None:
+            if not tables:
+                from .report import FitTable
+
+                tables.append(stack.enter_context(FitTable()))
+            tables[0].add(*layer)
+
+        yield on_layer
 
 
 def _bar() -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from .plan import LayerTable, Traffic
+
+if TYPE_CHECKING:
+    from .refit import Errors, Fit
 
 
 def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> None:
@@ -31,6 +36,37 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
     console.print("An all-reduce is not waited for where the next module, maybe of the next row, reads without it.")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)
+
+
+class FitTable:
+    """What a refit does, layer by layer, on stderr: each module's error on held-out tokens before and after a fit."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(console=Console(stderr=True), transient=True)
+        self.task = self.progress.add_task("layers", total=None)
+
+    def __enter__(self) -> FitTable:
+        self.progress.start()
+        self.progress.console.print("Mean square errors on held-out tokens, in units of the original's stream:")
+        self._print("layer", "module", "its gain", "what it reads", "the stream after it")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def add(self, layer: int, layers: int, fits: Sequence[Fit]) -> None:
+        """Layer number `layer` of `layers` is done."""
+        self.progress.update(self.task, total=layers, completed=layer + 1)
+        for fit in fits:
+            cells = ("" if errors is None else _errors(errors) for errors in (fit.gain, fit.input, fit.output))
+            self._print(str(fit.layer), fit.module, *cells)
+
+    def _print(self, layer: str, module: str, *cells: str) -> None:
+        self.progress.console.print(f"{layer:>5}  {module:<9}", *(f"{cell:<18}" for cell in cells), highlight=False)
+
+
+def _errors(errors: Errors) -> str:
+    return f"{errors.before:.4f} → {errors.after:.4f}" if errors.after < errors.before else f"{errors.before:.4f}, kept"
 
 
 def _cells(traffic: Traffic) -> tuple[str, str, str]:

@@ -46,7 +46,7 @@ class ResidualStream(NamedTuple):
         if not wiring.reads_shards:
             return stream.settled, stream
         assert gain is not None, "a module that reads shards has a gain"
-        return gain(stream.settled, stream._own_parts()), stream
+        return gain(stream.settled, stream.own_parts()), stream
 
     def write(self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
         """Merge the reduction in flight, then reduce `output` as the wiring says, or keep it local.
@@ -81,7 +81,7 @@ class ResidualStream(NamedTuple):
             return self
         return ResidualStream(land(self.settled, self.in_flight, shards.group, after), local=self.local)
 
-    def _own_parts(self) -> torch.Tensor:  # [r, B, T, H]
+    def own_parts(self) -> torch.Tensor:  # [r, B, T, H]
         if self.payload is None:
             assert self.local is not None, "a module that reads shards has own parts to see"
             return self.local

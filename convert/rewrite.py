@@ -1,8 +1,8 @@
-"""Weight files in another floating-point type: the one thing in a conversion that reads tensors."""
+"""Weight files written anew: in another floating-point type, or with other tensors in some places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,44 @@ def cast_size(tensors: Iterable[TensorInfo], dtype: str) -> int:
     )
 
 
-def cast(files: Iterable[Path], folder: Path, dtype: str, on_bytes: Callable[[int], None]) -> None:
-    """Write each of `files` into `folder`, its floating-point tensors as `dtype`; one file in memory at a time."""
+def rewrite(
+    files: Iterable[Path],
+    folder: Path,
+    dtype: str | None,
+    replaced: Mapping[str, Path],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write each of `files` into `folder`, its floating-point tensors as `dtype`, if there is one.
+
+    Tensors that are `replaced` come from the files named there. One file is in memory at a time.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    target = getattr(torch, dtype)
+    target = getattr(torch, dtype) if dtype else None
     for path in files:
         tensors: dict[str, Any] = {}
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
-                tensor = file.get_tensor(name)
-                tensors[name] = tensor.to(target) if tensor.is_floating_point() else tensor
+                tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
+                tensors[name] = tensor.to(target) if target and tensor.is_floating_point() else tensor
         save_file(tensors, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)
+
+
+def gather(tensors: Mapping[str, Path], target: Path) -> None:
+    """A new file of `tensors`, each from the file named for it."""
+    from safetensors.torch import save_file
+
+    save_file({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
+
+
+def read_tensor(path: Path, name: str) -> Any:
+    """One tensor of a safetensors file."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)

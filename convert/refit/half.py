@@ -1,0 +1,91 @@
+"""One module of a layer, attention or MLP, taken apart where a refit looks inside, and put together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.residual_stream import ResidualStream
+from rewired.sharding import ROW_PARALLEL, OnShards, pack_shards, row_parallel
+
+
+class Half:
+    """Half a layer: it reads the stream, and writes to it. Everything on the shards of one process."""
+
+    def __init__(self, layer: RewiredLlamaDecoderLayer, is_mlp: bool) -> None:
+        self.is_mlp = is_mlp
+        self.shards = layer.shards
+        self.wiring = layer.mlp_wiring if is_mlp else layer.attn_wiring
+        self.gain = layer.post_attention_gain if is_mlp else layer.input_gain
+        self.norm = layer.post_attention_layernorm if is_mlp else layer.input_layernorm
+        self.module: Any = layer.mlp if is_mlp else layer.self_attn
+        names = ("gate_proj", "up_proj") if is_mlp else ("q_proj", "k_proj", "v_proj")
+        self.inputs: list[nn.Linear] = [getattr(self.module, name) for name in names]
+        self.output: nn.Linear = getattr(self.module, "down_proj" if is_mlp else "o_proj")
+
+    def read(self, stream: ResidualStream) -> tuple[torch.Tensor, ResidualStream]:
+        """The view, [B, T, H] or [r, B, T, H], and the stream after the read."""
+        return stream.read(self.wiring, self.gain, self.shards)
+
+    def misses_something(self, stream: ResidualStream) -> bool:
+        """Whether its view lacks a part of what was contributed so far."""
+        return stream.local is not None or (stream.in_flight is not None and not self.wiring.wait)
+
+    def hidden(self, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
+        """What the module's last projection is given, [B, T, A]."""
+        reads_shards = self.wiring.reads_shards
+        inputs = self.norm(view)
+        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards, gives_partials=False)
+        inputs = pack_shards(inputs) if reads_shards else inputs
+        if self.is_mlp:
+            return LlamaMLP.forward(module, inputs)
+        return LlamaAttention.forward(module, inputs, position_embeddings, attention_mask=None)[0]
+
+    def write(self, stream: ResidualStream, hidden: torch.Tensor) -> ResidualStream:
+        """The stream after the module's last projection of `hidden`, [B, T, A], was written to it."""
+        if self.wiring.gives_partials:
+            return stream.write(row_parallel(self.output, self.shards, hidden), self.wiring, self.shards)
+        return stream.write(self.output(hidden), self.wiring, self.shards)
+
+    def normalised(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """n(x), the RMS-normalised x without the norm's weight: what an input's matrix is fitted on."""
+        return rms_norm(hidden_states, hidden_states.shape[-1:], eps=self.norm.variance_epsilon)
+
+    def fold_input(self, delta: torch.Tensor) -> None:
+        """Let the module read gamma * (n(view) (I + delta)), delta [1 or r, H, H]: gamma becomes 1, and W
+        becomes W diag(gamma) (I + delta)^T.
+
+        Where views differ per shard, each shard's rows take its own matrix.
+        """
+        gamma = self.norm.weight.clone()
+        self.norm.weight.fill_(1.0)
+        for projection in self.inputs:
+            rows = (projection.weight * gamma).unflatten(0, (len(delta), -1))  # [1 or r, out / r, H]
+            projection.weight.copy_((rows + rows @ delta.mT).flatten(0, 1))
+
+    def fold_output(self, delta: torch.Tensor) -> None:
+        """Let the last projection add `hidden @ delta`, delta [A, H]."""
+        self.output.weight.add_(delta.T)
+
+    def round_to(self, dtype: torch.dtype) -> None:
+        """Round the module's weights as storing them in `dtype` will."""
+        gains = [] if self.gain is None else [self.gain]
+        for module in (*self.inputs, self.output, self.norm, *gains):
+            for parameter in module.parameters():
+                parameter.copy_(parameter.to(dtype))
+
+
+class _WithoutLastProjection(OnShards):
+    """A module as its own `forward` should see it, its last projection giving back what it is given."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _same if name in ROW_PARALLEL else super().__getattr__(name)
+
+
+def _same(hidden_states: torch.Tensor) -> torch.Tensor:
+    return hidden_states

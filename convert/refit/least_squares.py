@@ -1,0 +1,69 @@
+"""Ridge regression over streamed tokens: sums for the fit, held-out tokens as they are to judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`delta` is zero, and `ridge` None, where no candidate made the held-out error smaller."""
+
+    delta: torch.Tensor  # [s, A, B], float32
+    ridges: tuple[float | None, ...]  # of each of the s problems
+    before: float  # mean square of the held-out targets
+    after: float  # of what the fit leaves of them
+
+    @property
+    def is_better(self) -> bool:
+        """Than no change, for any of the problems."""
+        return any(ridge is not None for ridge in self.ridges)
+
+
+class RidgeRegression:
+    """s problems side by side, targets [s, N, B] on inputs [s, N, A]: min ||X D - Y||^2 + ridge * g * ||D||^2.
+
+    g is the mean diagonal of X^T X. Products are taken in the inputs' precision and summed in float64.
+    """
+
+    def __init__(self, problems: int, inputs: int, outputs: int, device: torch.device) -> None:
+        self.gram = torch.zeros(problems, inputs, inputs, dtype=torch.float64, device=device)
+        self.cross = torch.zeros(problems, inputs, outputs, dtype=torch.float64, device=device)
+        self.held_out: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, inputs: torch.Tensor, targets: torch.Tensor, held_out: bool) -> None:
+        """More tokens: [s, n, A] and [s, n, B]."""
+        if held_out:
+            self.held_out.append((inputs, targets))
+            return
+        self.gram += inputs.mT @ inputs
+        self.cross += inputs.mT @ targets
+
+    def solve(self, ridges: Sequence[float]) -> Solution:
+        """The best of `ridges` for each problem, by its held-out error."""
+        delta = torch.zeros_like(self.cross, dtype=torch.float32)
+        before = self._held_out_error(delta)
+        best = before.clone()
+        chosen: list[float | None] = [None] * len(self.gram)
+        scale = self.gram.diagonal(dim1=-2, dim2=-1).mean(-1)  # [s]
+        for ridge in ridges:
+            candidate = self._solve(ridge * scale).float()
+            error = self._held_out_error(candidate)
+            for problem in (error < best).nonzero().flatten().tolist():
+                best[problem], delta[problem], chosen[problem] = error[problem], candidate[problem], ridge
+        return Solution(delta, tuple(chosen), float(before.mean()), float(best.mean()))
+
+    def _solve(self, penalty: torch.Tensor) -> torch.Tensor:  # [s] -> [s, A, B]
+        damped = self.gram.clone()
+        damped.diagonal(dim1=-2, dim2=-1).add_(penalty[:, None])
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        solution = torch.cholesky_solve(self.cross, factor)
+        # inputs that are all zero, or so nearly dependent that rounding decides, have no fit
+        return solution.masked_fill((failed != 0)[:, None, None], 0.0)
+
+    def _held_out_error(self, delta: torch.Tensor) -> torch.Tensor:  # [s, A, B] -> [s]
+        squares = [(inputs @ delta - targets).double().square().sum((1, 2)) for inputs, targets in self.held_out]
+        return torch.stack(squares).sum(0) / sum(targets[0].numel() for _, targets in self.held_out)

@@ -1,0 +1,120 @@
+"""A conversion's refit, from the outside: which text, how much of it, and what came of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from rewired.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.evaluate.divergence import Divergence
+from rewired.packages import sha256
+from rewired.ranks import choose_device
+
+from ..request import RefitRequest
+from .fitting import Fit
+from .shelf import Shelf
+from .sweep import Sweep
+from .text import load
+from .weights import Finished, Weights
+
+RECIPE = 1  # counts up when the same text gives other weights, so that no older run is gone on with
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The new tensors, each with the file that holds it, and what a reader should know."""
+
+    files: dict[str, Path]
+    matrices: bool
+    text: str
+    tokens: int  # held-out ones among them
+    held_out_tokens: int
+    before: Divergence
+    after: Divergence
+    passes: float  # time it took, in forward passes of the original over the same tokens
+
+    def notes(self) -> list[str]:
+        """For users and for the card."""
+        before, after = self.before, self.after
+        what = (
+            "Refitted in closed form"
+            if self.matrices
+            else "Gains calibrated by least squares, no other weight changed,"
+        )
+        return [
+            f"{what} on {self.tokens:,} tokens of {self.text}, without a gradient step. On {self.held_out_tokens:,} of "
+            f"them, which judged each fit: KL(original || this) {after.kl:.3f}, and {before.kl:.3f} by conversion "
+            f"alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; the original's is "
+            f"{before.perplexity_original:.2f}.",
+            f"That took {self.passes:.1f} times as long as the original needs for the same tokens.",
+        ]
+
+    def record(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """For the config: what was done, and the `base` that has the weights from before."""
+        return {
+            "base": dict(base),
+            "text": self.text,
+            "tokens": self.tokens,
+            "kl_converted": round(self.before.kl, 6),
+            "kl": round(self.after.kl, 6),
+        }
+
+
+def refit(
+    config: Mapping[str, Any],
+    source: Path,
+    tensors: Mapping[str, Path],
+    dtype: str,
+    request: RefitRequest,
+    work: Path,
+    on_layer: Callable[[int, int, list[Fit]], None],
+) -> Outcome:
+    """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
+
+    `tensors` says which file holds which of the source's; the results are rounded to `dtype`. What an interrupted run
+    of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
+    """
+    started = time.perf_counter()
+    calibration = load(request.text, _tokenizer(source), request.tokens)
+    settings = {
+        "recipe": RECIPE,
+        "config": {name: config[name] for name in sorted(config)},
+        "weights": {path.name: sha256(path) for path in sorted(set(tensors.values()))},
+        "text": calibration.sha256,
+        "dtype": dtype,
+        "gains": request.gains,
+        "matrices": request.matrices,
+    }
+    weights = Weights(tensors, torch.device(choose_device("auto", 1)))
+    with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
+        shelf = Shelf(Path(spill) if request.spill else None)
+        settings_of = RewiredLlamaConfig.from_dict(dict(config))
+        parts = {"gains": request.gains, "matrices": request.matrices}
+        sweep = Sweep(settings_of, weights, calibration, getattr(torch, dtype), shelf, **parts)
+        finished = Finished(work, settings)
+        before, after = sweep.run(finished, on_layer)
+    return Outcome(
+        finished.files(),
+        request.matrices,
+        calibration.name,
+        calibration.windows.numel(),
+        sum(calibration.held_out) * calibration.windows.shape[1],
+        before,
+        after,
+        (time.perf_counter() - started) / sweep.seconds,
+    )
+
+
+def _tokenizer(source: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None

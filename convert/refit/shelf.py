@@ -1,0 +1,40 @@
+"""Where activations wait for their next turn: in memory, or in files that vanish by themselves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rewired.residual_stream import ResidualStream
+
+
+class Shelf:
+    """Keeps tensors on the CPU; with a `folder`, in files there, which cost disk instead of memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.folder is None:
+            return tensor.cpu()
+        handle, path = tempfile.mkstemp(dir=self.folder)
+        os.close(handle)
+        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        Path(path).unlink()  # the space is given back with the tensor
+        return mapped.copy_(tensor)
+
+    def put_stream(self, stream: ResidualStream) -> ResidualStream:
+        return _each(self.put, stream)
+
+
+def on_device(stream: ResidualStream, device: torch.device) -> ResidualStream:
+    return _each(lambda part: part.to(device), stream)
+
+
+def _each(function: Callable[[torch.Tensor], torch.Tensor], stream: ResidualStream) -> ResidualStream:
+    settled, *others = stream
+    return ResidualStream(function(settled), *(None if part is None else function(part) for part in others))

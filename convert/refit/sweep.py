@@ -1,0 +1,206 @@
+"""The refit itself: one walk over the layers, each module fitted on the stream that the refitted ones before it made.
+
+Three models take every step together, a layer of each in memory: the original, the refitted one and, on held-out
+tokens, the one that conversion alone gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch.nn.functional import linear, rms_norm
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from rewired.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.evaluate.divergence import Divergence, divergence
+from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.residual_stream import PeekGain, ResidualStream
+from rewired.sharding import Shards
+from rewired.wiring import ModuleWiring, complete, resolve
+
+from .fitting import Batch, Fit, fit_gain, fit_input, fit_output
+from .half import Half
+from .shelf import Shelf, on_device
+from .text import Calibration
+from .weights import Finished, Weights
+
+_BATCH = 8  # windows that run together
+
+
+class Sweep:
+    """A refit of all rewired layers of `config` on `calibration`, from the original's `weights`.
+
+    `gains` and `matrices` say what is fitted. Fitted weights are rounded to `dtype`, which they will be stored in,
+    before the next module is fitted on what they make. `seconds` is how long the original took for all tokens, its
+    head left out.
+    """
+
+    def __init__(
+        self,
+        config: RewiredLlamaConfig,
+        weights: Weights,
+        calibration: Calibration,
+        dtype: torch.dtype,
+        shelf: Shelf,
+        gains: bool,
+        matrices: bool,
+    ) -> None:
+        self.config, self.weights, self.calibration = config, weights, calibration
+        self.dtype, self.shelf, self.gains, self.matrices = dtype, shelf, gains, matrices
+        self.device = weights.device
+        self.seconds = 0.0
+        config._attn_implementation = "sdpa"
+        dense = resolve(complete([], config.num_hidden_layers), config.num_hidden_layers, config.hidden_size)
+        self.dense = list(zip(dense[::2], dense[1::2], strict=True))
+        self.own = config.module_wirings()
+        positions = torch.arange(calibration.windows.shape[1], device=self.device)[None]
+        like = torch.empty(1, device=self.device)
+        self.position_embeddings = LlamaRotaryEmbedding(config).to(self.device)(like, positions)
+
+    @torch.no_grad()
+    def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
+        """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit."""
+        batches = self._embed()
+        first = next(index for index, halves in enumerate(self.own) if any(_is_rewired(half) for half in halves))
+        for index in range(self.config.num_hidden_layers):
+            # the update before the first rewired layer may still be in flight when that one reads
+            fits = self._run_shared(index, batches) if index < first - 1 else self._run(index, batches, finished)
+            on_layer(index, self.config.num_hidden_layers, fits)
+        return self._divergences(batches)
+
+    def _embed(self) -> list[Batch]:
+        table = self.weights.tensor("model.embed_tokens.weight")
+        batches = []
+        for held_out in (False, True):
+            mine = [number for number, judges in enumerate(self.calibration.held_out) if judges == held_out]
+            for start in range(0, len(mine), _BATCH):
+                windows = self.calibration.windows[mine[start : start + _BATCH]]
+                batches.append(Batch.start(self.shelf.put(table[windows.to(self.device)]), held_out))
+        return batches
+
+    def _run_shared(self, index: int, batches: list[Batch]) -> list[Fit]:
+        original = self._layer(index, self.dense[index], self.weights.layer(index))
+        for is_mlp in (False, True):
+            self._step_original(Half(original, is_mlp), batches)
+        batches[:] = [Batch.start(batch.original, batch.held_out) for batch in batches]
+        return []
+
+    def _run(self, index: int, batches: list[Batch], finished: Finished) -> list[Fit]:
+        source = self.weights.layer(index)
+        known = finished.read(index)
+        original, converted = (self._layer(index, wirings[index], source) for wirings in (self.dense, self.own))
+        start = source | (_to(known.tensors, self.device) if known else {})
+        refitted = self._layer(index, self.own[index], {name: tensor.clone() for name, tensor in start.items()})
+        fits = list(known.fits) if known else []
+        for is_mlp in (False, True):
+            self._step_original(Half(original, is_mlp), batches)
+            self._step_converted(Half(converted, is_mlp), batches)
+            half = Half(refitted, is_mlp)
+            fits += self._step_refitted(index, half, batches, is_fitted=known is None and _is_rewired(half.wiring))
+        if known is None:
+            finished.write(index, self._changed(refitted, source), fits)
+        return fits
+
+    def _layer(
+        self, index: int, wirings: tuple[ModuleWiring, ModuleWiring], tensors: dict[str, torch.Tensor]
+    ) -> RewiredLlamaDecoderLayer:
+        with torch.device("meta"):
+            layer = RewiredLlamaDecoderLayer(self.config, index, *wirings)
+        gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
+        shape = (self.config.tp_shards, self.config.hidden_size)
+        initial = {
+            f"{name}.weight": torch.full(shape, gain.initial, device=self.device) for name, gain in gains.items()
+        }
+        wanted = layer.state_dict().keys()
+        tensors = {name: tensor for name, tensor in (initial | tensors).items() if name in wanted}
+        layer.load_state_dict(tensors, assign=True)
+        return layer.requires_grad_(False).eval()
+
+    def _step_original(self, half: Half, batches: Sequence[Batch]) -> None:
+        started = self._now()
+        for batch in batches:
+            stream = self._step(half, ResidualStream(batch.original))
+            batch.original = self.shelf.put(stream.total(half.shards))
+        self.seconds += self._now() - started
+
+    def _step_converted(self, half: Half, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            if batch.converted is not None:
+                batch.converted = self.shelf.put_stream(self._step(half, batch.converted))
+
+    def _step(self, half: Half, stream: ResidualStream) -> ResidualStream:
+        view, stream = half.read(on_device(stream, self.device))
+        return half.write(stream, half.hidden(view, self.position_embeddings))
+
+    def _step_refitted(self, index: int, half: Half, batches: Sequence[Batch], is_fitted: bool) -> list[Fit]:
+        """The module's fit if there is one; gains, inputs and outputs, each on what the ones before it make."""
+        gain = inputs = output = None
+        if is_fitted and self.gains and half.gain is not None:
+            gain = fit_gain(half, batches, self.device)
+        if is_fitted and self.matrices and half.misses_something(batches[0].refitted):
+            inputs = fit_input(half, batches, self.device)
+        half.round_to(self.dtype)
+        hidden = []
+        for batch in batches:
+            view, _ = half.read(on_device(batch.refitted, self.device))
+            hidden.append(self.shelf.put(half.hidden(view, self.position_embeddings)))
+        if is_fitted and self.matrices:
+            output = fit_output(half, hidden, batches, self.device)
+            half.round_to(self.dtype)
+        for batch, own in zip(batches, hidden, strict=True):
+            _, stream = half.read(on_device(batch.refitted, self.device))
+            batch.refitted = self.shelf.put_stream(half.write(stream, own.to(self.device)))
+        found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, output)
+        return [found] if gain or inputs or output else []
+
+    def _changed(self, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What has to be written: the tensors of `layer` that differ from the source's, in the dtype to store."""
+        return {
+            name: tensor.to(self.dtype)
+            for name, tensor in layer.state_dict().items()
+            if not (name in source and torch.equal(tensor, source[name]))
+        }
+
+    def _divergences(self, batches: Sequence[Batch]) -> tuple[Divergence, Divergence]:
+        judges = [batch for batch in batches if batch.converted is not None]
+        shards = Shards(self.config.tp_shards, self.config.tp_shards)
+        norm, head = (self.weights.tensor(name) for name in ("model.norm.weight", self._head()))
+
+        def logits(states: Iterator[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+            def next_window(_: torch.Tensor) -> torch.Tensor:
+                normalised = rms_norm(next(states).to(self.device), norm.shape, norm, self.config.rms_norm_eps)
+                return linear(normalised, head)[None]
+
+            return next_window
+
+        def states(totals: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+            return (window for total in totals for window in total)
+
+        windows = self.calibration.windows[torch.tensor(self.calibration.held_out)]
+        converted, refitted = (
+            divergence(
+                logits(states(batch.original for batch in judges)),
+                logits(states(getattr(batch, name).total(shards) for batch in judges)),
+                windows,
+            )
+            for name in ("converted", "refitted")
+        )
+        return converted, refitted
+
+    def _head(self) -> str:
+        return "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def _is_rewired(wiring: ModuleWiring) -> bool:
+    return not wiring.region.is_dense
+
+
+def _to(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device, torch.float32) for name, tensor in tensors.items()}

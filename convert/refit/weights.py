@@ -1,0 +1,102 @@
+"""A checkpoint's tensors by name, a layer at a time: the source's, and the layers that are refitted already."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from .fitting import Fit
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors in safetensors files; computed with in float32."""
+
+    files: Mapping[str, Path]  # of every tensor
+    device: torch.device
+
+    def tensor(self, name: str) -> torch.Tensor:
+        with safe_open(self.files[name], framework="pt") as file:
+            return file.get_tensor(name).to(self.device, torch.float32)
+
+    def layer(self, index: int) -> dict[str, torch.Tensor]:
+        """The tensors of layer `index`, under their names in it."""
+        prefix = _prefix(index)
+        return {name.removeprefix(prefix): self.tensor(name) for name in self.files if name.startswith(prefix)}
+
+    def dtype(self, name: str) -> torch.dtype:
+        with safe_open(self.files[name], framework="pt") as file:
+            return file.get_slice(name)[:1].dtype
+
+
+@dataclass(frozen=True)
+class FinishedLayer:
+    """`tensors` are those that changed, under their names in the layer."""
+
+    tensors: dict[str, torch.Tensor]
+    fits: list[Fit]
+
+
+class Finished:
+    """The layers that a refit has finished, each in a file of its own, so that an interrupted one goes on.
+
+    They are good for one conversion only: `settings` says for which, and what is there for another one is removed.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.settings = json.dumps(settings, sort_keys=True)
+        known = folder / "settings.json"
+        if folder.is_symlink() or not known.is_file() or known.read_text() != self.settings:
+            discard(folder)
+
+    def read(self, index: int) -> FinishedLayer | None:
+        path = self._path(index)
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt") as file:
+            fits = [Fit.from_json(fit) for fit in json.loads(file.metadata()["fits"])]
+            prefix = _prefix(index)
+            tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return FinishedLayer(tensors, fits)
+
+    def write(self, index: int, tensors: Mapping[str, torch.Tensor], fits: Sequence[Fit]) -> None:
+        """Under the tensors' names in the whole model; what is there after a kill is whole."""
+        if not self.folder.is_dir():
+            self.folder.mkdir()
+            (self.folder / "settings.json").write_text(self.settings)
+        scratch = self.folder / "writing"
+        on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(on_cpu, scratch, {"fits": json.dumps([asdict(fit) for fit in fits])})
+        scratch.replace(self._path(index))
+
+    def files(self) -> dict[str, Path]:
+        """The file of every tensor."""
+        found: dict[str, Path] = {}
+        for path in sorted(self.folder.glob("layer-*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"layer-{index:05d}.safetensors"
+
+
+def _prefix(index: int) -> str:
+    return f"model.layers.{index}."
+
+
+def discard(folder: Path) -> None:
+    """Remove what a refit left there."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,127 @@
+"""What is asked of a conversion, and what it will do about it: the plan, before any tensor is touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewired.sources import Source
+from rewired.wiring import Region, parse_wiring, resolve, wiring_to_json
+
+from .checkpoint import Checkpoint
+from .plan import LayerTable, rewire
+
+MIX = "mix"  # what users call the packaged calibration text
+
+
+@dataclass(frozen=True)
+class RefitRequest:
+    """What to fit, the gains of peeking modules or the matrices of all rewired ones, and what to calibrate on."""
+
+    text: str = MIX
+    tokens: int = 32_768
+    gains: bool = False
+    matrices: bool = True
+    spill: Path | None = None  # the folder for files that hold activations, instead of memory
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make of a checkpoint: wiring entries in their JSON form, and how to write the result."""
+
+    wiring: Sequence[Mapping[str, Any]] = ()
+    tp_shards: int | None = None
+    to_llama: bool = False
+    dtype: str | None = None
+    copy: bool = False
+    refit: RefitRequest | None = None
+    command: str = "rewired.convert.convert(...)"  # what the model card names as the command that made it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The new wiring, and what a reader should know about it."""
+
+    regions: list[Region]
+    tp_shards: int
+    table: LayerTable
+    notes: list[str]
+    is_refitted: bool = False  # already: the source's weights are fitted to this wiring
+
+
+def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
+    """The wiring that `request` makes of `checkpoint`. Raises ValueError when it does not fit the model."""
+    shape = checkpoint.shape
+    if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit):
+        raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
+    regions = rewire(checkpoint.regions, request.wiring, shape.num_hidden_layers)
+    regions = parse_wiring(wiring_to_json(regions), shape.num_hidden_layers)  # what is written must be readable
+    if request.to_llama and not all(region.is_dense for region in regions):
+        raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
+    tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
+    shape.check_shards(tp_shards)
+    is_refitted = _check_refitted(checkpoint, request, regions, tp_shards)
+    notes = _notes(checkpoint, request, regions, tp_shards)
+    if request.refit and is_refitted:
+        notes.append("The source is refitted already: its weights stay as they are.")
+    elif request.refit and all(region.is_dense for region in regions):
+        notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
+    table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
+    return Plan(regions, tp_shards, table, notes, is_refitted)
+
+
+def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:
+    """Whether the weights were refitted. Raises ValueError if they were, to another wiring than the one wanted."""
+    record = checkpoint.config.get("refit")
+    if not isinstance(record, dict):
+        return False
+    layers, shape = checkpoint.shape.num_hidden_layers, checkpoint.shape
+    before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (checkpoint.regions, regions))
+    fitted = [index for index, module in enumerate(before) if not module.region.is_dense]
+    changes_fitted = tp_shards != checkpoint.tp_shards or any(before[index] != after[index] for index in fitted)
+    if changes_fitted or (request.refit and before != after):
+        base = record.get("base")
+        name = base.get("name") if isinstance(base, dict) else base
+        raise ValueError(
+            f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
+            f"the base that they were made from instead, {name}."
+        )
+    return True
+
+
+def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> list[str]:
+    shape = checkpoint.shape
+    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size
+    if request.tp_shards:
+        why = "as you asked"
+    elif checkpoint.tp_shards:
+        why = "as the source has it"
+    else:
+        why = f"the largest number up to 8 that divides {heads} heads, {kv_heads} KV heads and MLP width {width}"
+    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
+    if any(module.depends_on_shards for module in modules):
+        meaning = (
+            "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"
+        )
+    else:
+        meaning = "this wiring computes the same function at any number"
+    return [f"tp_shards {tp_shards} ({why}); {meaning}."]
+
+
+def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> str:
+    """A name that says what was done: `llama-3.1-8b-ladder-16-32`."""
+    regions = rewire([], request.wiring, checkpoint.shape.num_hidden_layers)
+    named = [region for region in regions if not region.is_dense]
+    parts = [_slug(region) for region in named]
+    if not parts:
+        parts = ["llama" if request.to_llama else "standard" if request.wiring else "rewired"]
+    return "-".join([source.name, *parts])
+
+
+def _slug(region: Region) -> str:
+    """A region in a file name: `ladder-peek-16-32`, `desync-4x-8-16`, `partial-0.5-0-4_8-12`."""
+    words = f"{region.describe()} {region.layers}".replace(" + ", "-").replace(" - ", "-no-")
+    return re.sub(r"[^\w.-]+", "-", words.replace(",", "_")).strip("-")

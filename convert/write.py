@@ -1,0 +1,151 @@
+"""What a conversion writes: weights, index, config, model card, and the model's own code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import rewired
+from rewired.sources import Source
+from rewired.sources.hub import COMPANION_FILES
+from rewired.wiring import wiring_to_json
+
+from . import destination, rewrite
+from .card import model_card
+from .checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
+from .llama import DENSE, REWIRED
+from .request import Plan, Request
+from .safetensors_header import TensorInfo, data_size, read_header
+
+# what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
+MODEL_CODE = (
+    "collectives.py",
+    "configuration_rewired_llama.py",
+    "graph_collectives.py",
+    "layer_ranges.py",
+    "modeling_rewired_llama.py",
+    "residual_stream.py",
+    "sharding.py",
+    "tensor_parallel.py",
+    "wiring.py",
+)
+_AUTO_MAP = {
+    "AutoConfig": "configuration_rewired_llama.RewiredLlamaConfig",
+    "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
+    "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
+}
+
+
+# a single file cannot have an index beside it: transformers would not look at the index
+_SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
+
+
+def write(
+    source: Source,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorInfo],
+    plan: Plan,
+    request: Request,
+    config: Mapping[str, Any],
+    fitted: Mapping[str, Path],
+    out: Path,
+    staging: Path,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Everything that belongs into the output folder; tensors that were `fitted` come from the files named there."""
+    _write_weights(checkpoint, tensors, request, fitted, out, staging, on_bytes)
+    for path in _companions(checkpoint.folder):
+        (staging / path).parent.mkdir(exist_ok=True)
+        shutil.copyfile(inside(checkpoint.folder, path), staging / path)
+    (staging / "config.json").write_text(_json(config), encoding="utf-8")
+    card = model_card(
+        out.name,
+        source.base_model,
+        checkpoint.folder,
+        plan.table,
+        plan.notes,
+        request.command,
+        is_stock=request.to_llama,
+    )
+    (staging / "README.md").write_text(card, encoding="utf-8")
+    if not request.to_llama:
+        code = Path(rewired.__file__).parent
+        for name in MODEL_CODE:
+            shutil.copyfile(code / name, staging / name)
+
+
+def _write_weights(
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorInfo],
+    request: Request,
+    fitted: Mapping[str, Path],
+    out: Path,
+    staging: Path,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Files in which no tensor changes are linked, where that can be; the others are written anew."""
+    files = checkpoint.weight_files()
+    is_cast = request.dtype is not None and rewrite.needs_cast(tensors.values(), request.dtype)
+    changed = {
+        file for file in files if is_cast or any(tensors[name].file == file.name for name in fitted if name in tensors)
+    }
+    kept = [file for file in files if file not in changed]
+    copy = request.copy or not destination.can_link(files[0], staging)
+    dtype = request.dtype if is_cast else None
+    written = [info for info in tensors.values() if copy or any(info.file == file.name for file in changed)]
+    destination.check_space(out, rewrite.cast_size(written, dtype) if dtype else sum(info.size for info in written))
+    rewrite.rewrite(sorted(changed), staging, dtype, fitted, on_bytes)
+    destination.place(kept, staging, copy, on_bytes)
+    if new := {name: path for name, path in fitted.items() if name not in tensors}:
+        rewrite.gather(new, staging / _NEW)
+        if (staging / SINGLE).exists():
+            (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
+    if new or (checkpoint.folder / INDEX).is_file():
+        _write_index(checkpoint, staging, is_same=not (new or is_cast))
+
+
+def _companions(folder: Path) -> list[str]:
+    """Tokenizer, chat template, generation config, licence: the small files that go along."""
+    found = {
+        str(path.relative_to(folder)) for pattern in COMPANION_FILES for path in folder.glob(pattern) if path.is_file()
+    }
+    return sorted(found)
+
+
+def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
+    """The source's index, or one of what is in `staging`."""
+    if is_same:
+        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
+        return
+    old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
+    files = sorted(staging.glob("*.safetensors"))
+    index = {
+        "metadata": {**old.get("metadata", {}), "total_size": sum(map(data_size, files))},
+        "weight_map": {name: file.name for file in files for name in read_header(file)},
+    }
+    (staging / INDEX).write_text(_json(index), encoding="utf-8")
+
+
+def new_config(checkpoint: Checkpoint, plan: Plan, request: Request) -> dict[str, Any]:
+    """The source's config with the plan's wiring."""
+    ours = ("auto_map", "wiring", "tp_shards", "ladder_layers")
+    config = {name: value for name, value in checkpoint.config.items() if name not in ours}
+    if request.dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = request.dtype
+    if request.to_llama:
+        return config | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
+    return config | {
+        "model_type": REWIRED,
+        "architectures": ["RewiredLlamaForCausalLM"],
+        "auto_map": _AUTO_MAP,
+        "tp_shards": plan.tp_shards,
+        "wiring": wiring_to_json(plan.regions),
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

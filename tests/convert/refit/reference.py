@@ -1,0 +1,165 @@
+"""A naive refit, from design section 4 alone: the naive model's stream, module by module, and numpy's least squares.
+
+It shares nothing with the package; the stream and the modules are those of `tests/rewired/reference.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig
+
+from tests.rewired.reference import (
+    STANDARD,
+    Answers,
+    Stream,
+    answers_by_module,
+    attention,
+    layer_weights,
+    mlp,
+    rms_norm,
+    rotary_table,
+)
+
+INPUTS = {"attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "mlp": ("mlp.gate_proj", "mlp.up_proj")}
+OUTPUT = {"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}
+NORM = {"attn": "input_layernorm", "mlp": "post_attention_layernorm"}
+
+
+def reference_refit(
+    state_dict: dict[str, Tensor],
+    config: LlamaConfig,
+    wiring: Sequence[dict[str, Any]],
+    tp_shards: int,
+    fit_on: Tensor,  # [B, T]
+    judge: Tensor,  # [B, T]
+    input_ridges: Sequence[float],
+    output_ridges: Sequence[float],
+) -> dict[str, Tensor]:
+    """The weights after one sweep over the modules that `wiring` names, in float64."""
+    fitted = {name: tensor.double() for name, tensor in state_dict.items()}
+    original = dict(fitted)
+    wired = answers_by_module(wiring, config)
+    embedding = fitted["model.embed_tokens.weight"]
+    starts = [F.embedding(input_ids, embedding) for input_ids in (fit_on, judge)]
+    ours, theirs = [Stream(start, tp_shards) for start in starts], [Stream(start, tp_shards) for start in starts]
+    for layer in range(config.num_hidden_layers):
+        for kind in ("attn", "mlp"):
+            answers, prefix = wired.get((layer, kind), STANDARD), f"model.layers.{layer}."
+            for stream in theirs:
+                run(stream, layer_weights(original, layer), config, kind, STANDARD)
+            if (layer, kind) in wired:
+                fit_what_it_reads(fitted, prefix, config, kind, answers, ours, input_ridges)
+                fit_what_it_writes(fitted, prefix, config, layer, kind, answers, ours, theirs, output_ridges)
+            for stream in ours:
+                run(stream, layer_weights(fitted, layer), config, kind, answers)
+    return fitted
+
+
+def fit_what_it_reads(
+    fitted: dict[str, Tensor],
+    prefix: str,
+    config: LlamaConfig,
+    kind: str,
+    answers: Answers,
+    ours: list[Stream],
+    ridges: Sequence[float],
+) -> None:
+    """W_k <- W_k diag(gamma) M_k^T and gamma <- 1, M_k from n(view^k) to n(fresh)."""
+    gamma, ones = fitted[f"{prefix}{NORM[kind]}.weight"], torch.ones(config.hidden_size, dtype=torch.float64)
+    deltas = []
+    for k in range(ours[0].r):
+        pairs = []
+        for stream in ours:
+            x = rms_norm(stream.read(k, answers, None), ones, config).flatten(0, 1)
+            y = rms_norm(everything(stream), ones, config).flatten(0, 1)
+            pairs.append((x, y - x))
+        deltas.append(best(*pairs, ridges))
+    if all(delta is None for delta in deltas):
+        return
+    fitted[f"{prefix}{NORM[kind]}.weight"] = ones
+    for name in INPUTS[kind]:
+        rows = (fitted[f"{prefix}{name}.weight"] * gamma).chunk(len(deltas))
+        new = [
+            row if delta is None else row @ (torch.eye(len(ones)) + delta).T
+            for row, delta in zip(rows, deltas, strict=True)
+        ]
+        fitted[f"{prefix}{name}.weight"] = torch.cat(new)
+
+
+def fit_what_it_writes(
+    fitted: dict[str, Tensor],
+    prefix: str,
+    config: LlamaConfig,
+    layer: int,
+    kind: str,
+    answers: Answers,
+    ours: list[Stream],
+    theirs: list[Stream],
+    ridges: Sequence[float],
+) -> None:
+    """W_o += ridge(h -> what the stream lacks), tokens weighted by 1 / rms of the original's stream."""
+    weights = layer_weights(fitted, layer)
+    pairs = []
+    for stream, other in zip(ours, theirs, strict=True):
+        h = sum(module_outputs(stream, weights, config, kind, answers, only_hidden=True))
+        after = deepcopy(stream)
+        run(after, weights, config, kind, answers)
+        scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
+        pairs.append(((scale * h).flatten(0, 1), (scale * (everything(other) - everything(after))).flatten(0, 1)))
+    delta = best(*pairs, ridges)
+    if delta is not None:
+        fitted[f"{prefix}{OUTPUT[kind]}.weight"] = fitted[f"{prefix}{OUTPUT[kind]}.weight"] + delta.T
+
+
+def best(fit_on: tuple[Tensor, Tensor], judge: tuple[Tensor, Tensor], ridges: Sequence[float]) -> Tensor | None:
+    """The ridge solution with the least error on `judge`; None if that is no better than none."""
+    x, y = (tensor.numpy() for tensor in fit_on)
+    found: Tensor | None = None
+    least = judge[1].square().sum()
+    for ridge in ridges:
+        penalty = np.sqrt(ridge * np.square(x).sum(0).mean()) * np.eye(x.shape[1])
+        rows = np.vstack([x, penalty]), np.vstack([y, np.zeros((x.shape[1], y.shape[1]))])
+        delta = torch.from_numpy(np.linalg.lstsq(*rows, rcond=None)[0])
+        error = (judge[0] @ delta - judge[1]).square().sum()
+        if error < least:
+            found, least = delta, error
+    return found
+
+
+def everything(stream: Stream) -> Tensor:
+    """What was contributed so far, reduced or not."""
+    return stream.S[0] + stream.u[0] + sum(stream.d)
+
+
+def run(stream: Stream, weights: dict[str, Tensor], config: LlamaConfig, kind: str, answers: Answers) -> None:
+    stream.write(module_outputs(stream, weights, config, kind, answers), answers)
+
+
+def module_outputs(
+    stream: Stream,
+    weights: dict[str, Tensor],
+    config: LlamaConfig,
+    kind: str,
+    answers: Answers,
+    only_hidden: bool = False,
+) -> list[Tensor]:
+    """Each rank's partial output or, with `only_hidden`, its part of what the last projection is given."""
+    if only_hidden:
+        name = f"{OUTPUT[kind]}.weight"
+        weights = weights | {name: torch.eye(weights[name].shape[1], dtype=torch.float64)}
+    outputs = []
+    for k in range(stream.r):
+        x = rms_norm(stream.read(k, answers, None), weights[f"{NORM[kind]}.weight"], config)
+        if kind == "attn":
+            rotary = tuple(table.double() for table in rotary_table(config, x, x.shape[1]))
+            outputs.append(attention(x, weights, config, rotary, k, stream.r))
+        else:
+            outputs.append(mlp(x, weights, k, stream.r))
+    return outputs

@@ -1,0 +1,84 @@
+"""Half a layer, taken apart: put together again it is the layer, and what is folded into it is what it computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from rewired.convert.refit.half import Half
+from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer, RewiredLlamaForCausalLM
+from rewired.residual_stream import ResidualStream
+from tests.rewired.tiny import LLAMA3_ROPE, WIRINGS, rewired_model, tokens
+
+CHANGES = {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE}
+
+
+def position_embeddings(model: RewiredLlamaForCausalLM, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return LlamaRotaryEmbedding(model.config)(torch.empty(1), torch.arange(length)[None])
+
+
+def halves(model: RewiredLlamaForCausalLM) -> list[Half]:
+    return [Half(layer, is_mlp) for layer in model.model.layers for is_mlp in (False, True)]
+
+
+@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+@torch.no_grad()
+def test_halves_one_after_the_other_are_the_model(wiring: list[dict[str, object]]) -> None:
+    model = rewired_model(wiring, **CHANGES)
+    stream = ResidualStream(model.model.embed_tokens(tokens()))
+    for half in halves(model):
+        view, stream = half.read(stream)
+        stream = half.write(stream, half.hidden(view, position_embeddings(model, tokens().shape[1])))
+    logits = model.lm_head(model.model.norm(stream.total(half.shards)))
+    torch.testing.assert_close(logits, model(tokens()).logits)
+
+
+@pytest.mark.parametrize("is_mlp", [False, True], ids=["attention", "MLP"])
+@pytest.mark.parametrize("name", ["ladder", "ladder-peek"])
+@torch.no_grad()
+def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bool) -> None:
+    """Projections of gamma * (n(view) M_k), computed shard by shard."""
+    model = rewired_model(WIRINGS[name], **CHANGES)
+    layer: RewiredLlamaDecoderLayer = model.model.layers[3]
+    half = Half(layer, is_mlp)
+    shards = 4 if half.wiring.reads_shards else 1
+    half.norm.weight.uniform_(0.5, 2.0)
+    view = torch.randn(*([4] if shards > 1 else []), 2, 5, 32)
+    delta = 0.3 * torch.randn(shards, 32, 32)
+    normalised = view * torch.rsqrt(view.square().mean(-1, keepdim=True) + model.config.rms_norm_eps)
+    mapped = normalised + torch.einsum("kbth,khi->kbti", normalised.reshape(shards, 2, 5, 32), delta).reshape(
+        view.shape
+    )
+    inputs = (mapped * half.norm.weight).reshape(shards, 2, 5, 32)
+    expected = [
+        torch.cat(
+            [
+                torch.nn.functional.linear(inputs[k], weight, bias)
+                for k, (weight, bias) in enumerate(
+                    zip(projection.weight.clone().chunk(shards), projection.bias.clone().chunk(shards), strict=True)
+                )
+            ],
+            dim=-1,
+        )
+        for projection in half.inputs
+    ]
+    half.fold_input(delta)
+    assert (half.norm.weight == 1).all()
+    for projection, wanted in zip(half.inputs, expected, strict=True):
+        rows, biases = projection.weight.chunk(shards), projection.bias.chunk(shards)
+        views = half.norm(view).reshape(shards, 2, 5, 32)
+        found = [torch.nn.functional.linear(views[k], rows[k], biases[k]) for k in range(shards)]
+        torch.testing.assert_close(torch.cat(found, dim=-1), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ladder", "desync-2x"])
+@torch.no_grad()
+def test_a_folded_output_adds_to_what_is_written(name: str) -> None:
+    model = rewired_model(WIRINGS[name])
+    half = Half(model.model.layers[3], is_mlp=True)
+    stream, hidden, delta = ResidualStream(torch.randn(2, 5, 32)), torch.randn(2, 5, 48), torch.randn(48, 32)
+    before = half.write(stream, hidden).total(half.shards)
+    half.fold_output(delta)
+    after = half.write(stream, hidden).total(half.shards)
+    torch.testing.assert_close(after - before, hidden @ delta, rtol=1e-4, atol=1e-4)
