@@ -13,7 +13,14 @@ _QUOTES = "'\""
 
 
 def model_card(
-    name: str, base_model: str, source: Path, table: LayerTable, notes: Sequence[str], command: str, is_stock: bool
+    name: str,
+    base_model: str,
+    source: Path,
+    table: LayerTable,
+    notes: Sequence[str],
+    command: str,
+    is_stock: bool,
+    is_refitted: bool,
 ) -> str:
     """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved."""
     return _CARD.format(
@@ -27,7 +34,9 @@ def model_card(
         notes="\n".join(f"- {note}" for note in notes),
         tp_shards=table.tp_shards,
         command=command,
-        intro=(_INTRO_STOCK if is_stock else _INTRO).format(base_model=base_model),
+        intro=(_INTRO_STOCK if is_stock else _INTRO).format(
+            base_model=base_model, weights=_REFITTED if is_refitted else _UNCHANGED
+        ),
         imports=""
         if is_stock
         else "\n    import rewired  # or, where it is not installed: trust_remote_code=True in both calls below",
@@ -57,8 +66,10 @@ def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
 
 
 _INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`: what changed is what each layer reads
-and what it reduces, and the weights are those of its source. A freshly rewired model is a starting point: adapt it
-before you rely on it."""
+and what it reduces, and the weights {weights}. A freshly rewired model is a starting point: adapt it before you rely
+on it."""
+_UNCHANGED = "are those of its source"
+_REFITTED = "of rewired layers, which were fitted to what these layers now read"
 
 _INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
 

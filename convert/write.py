@@ -69,6 +69,7 @@ def write(
         plan.notes,
         request.command,
         is_stock=request.to_llama,
+        is_refitted="refit" in config,
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
     if not request.to_llama:

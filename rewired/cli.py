@@ -12,7 +12,12 @@ import typer
 
 from .ranks import RankError
 
-ROOMS = ("rewired.convert.cli", "rewired.evaluate.cli", "rewired.serve.cli")  # each adds its own commands
+ROOMS = (
+    "rewired.convert.cli",
+    "rewired.evaluate.cli",
+    "rewired.serve.cli",
+    "rewired.data",
+)  # each adds its own commands
 
 
 def main() -> None:

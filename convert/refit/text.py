@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ _PACKAGE = Package(
     "prose and chat to calibrate on",
     is_sdist=True,
 )
+_INSIDE = PurePosixPath("llamafactory-0.9.5/data")
 _FILES = ("c4_demo.jsonl", "wiki_demo.txt", "alpaca_en_demo.json", "dpo_en_demo.json")
 
 Conversation = list[dict[str, str]]  # turns with `role` and `content`
@@ -53,13 +55,16 @@ class Calibration:
 
 
 def fetch(folder: Path) -> None:
-    """Put the packaged mix of prose and chat into `folder`. Raises ValueError."""
-    inner = "llamafactory-0.9.5/data"
-    unpack(_PACKAGE, lambda name: name in {f"{inner}/{file}" for file in _FILES}, folder)
-    for file in _FILES:
-        (folder / inner / file).rename(folder / file)
-    (folder / inner).rmdir()
-    (folder / inner).parent.rmdir()
+    """Put the packaged mix of prose and chat into `folder`; what is there already is kept. Raises ValueError."""
+    if all((folder / name).is_file() for name in _FILES):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
+        unpack(
+            _PACKAGE, lambda name: PurePosixPath(name).parent == _INSIDE and Path(name).name in _FILES, Path(scratch)
+        )
+        for name in _FILES:
+            (Path(scratch) / _INSIDE / name).replace(folder / name)
 
 
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
@@ -105,10 +110,10 @@ def _windows(documents: Iterable[Document], tokenizer: Any, most: int) -> list[t
     content = WINDOW - len(begin)
     ids: list[int] = []
     for document in documents:
-        ids += tokenizer(_plain(document, tokenizer), add_special_tokens=False)["input_ids"]
+        found = tokenizer(_plain(document, tokenizer), add_special_tokens=False)["input_ids"]
+        ids += [token for token in found if token not in begin]  # a chat template may write a BOS of its own
         if len(ids) >= most * content:
             break
-    ids = [token for token in ids if token not in begin]
     count = min(most, len(ids) // content)
     return [torch.tensor(begin + ids[number * content : (number + 1) * content]) for number in range(count)]
 

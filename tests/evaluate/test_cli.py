@@ -185,4 +185,6 @@ def test_data_fetch_names_what_it_knows(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there is `benchmarks`.\n"
+    assert (
+        capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks and calibration.\n"
+    )

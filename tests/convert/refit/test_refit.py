@@ -1,0 +1,326 @@
+"""`convert --refit`, from the checkpoint on disk to the checkpoint on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rewired  # noqa: F401 - registers the classes
+from rewired.convert import Conversion, RefitRequest, Request, convert
+from rewired.convert.refit.text import load
+from rewired.evaluate.divergence import divergence
+from tests.convert.checkpoints import run, snapshot
+from tests.evaluate.world import make_dense
+
+LADDER = [{"layers": "1-4", "preset": "ladder"}]
+PEEK = [{"layers": "1-4", "preset": "ladder", "peek": True}]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dense(tmp_path_factory.mktemp("models") / "dense", initializer_range=0.3)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a small vocabulary, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    words = ["river", "stone", "bread", "cloud", "under", "over", "runs", "the"]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(words[number] for number in torch.randint(8, (3000,), generator=generator).tolist()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def request_of(text: Path) -> Request:
+    return Request(LADDER, refit=RefitRequest(str(text), 6144))
+
+
+@pytest.fixture(scope="module")
+def refitted(dense: Path, request_of: Request, tmp_path_factory: pytest.TempPathFactory) -> Conversion:
+    return convert(dense, tmp_path_factory.mktemp("refitted") / "model", request_of)
+
+
+def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(tokens).logits
+
+
+TOKENS = torch.arange(3, 67).reshape(2, 32)
+
+
+def test_what_it_tells_is_what_the_checkpoint_does(
+    refitted: Conversion, dense: Path, text: Path, tmp_path: Path
+) -> None:
+    """KL and perplexity of the loaded models, on the windows that were held out."""
+    converted = convert(dense, tmp_path / "converted", Request(LADDER)).out
+    calibration = load(str(text), AutoTokenizer.from_pretrained(dense), 6144)
+    windows = calibration.windows[torch.tensor(calibration.held_out)]
+    assert refitted.refit is not None
+    for folder, told in ((converted, refitted.refit.before), (refitted.out, refitted.refit.after)):
+        measured = divergence(lambda ids: logits(dense, ids), lambda ids, f=folder: logits(f, ids), windows)
+        assert told.kl == pytest.approx(measured.kl, rel=1e-3)
+        assert told.perplexity == pytest.approx(measured.perplexity, rel=1e-3)
+        assert told.tokens == measured.tokens
+    assert refitted.refit.after.kl < 0.5 * refitted.refit.before.kl
+
+
+def test_only_rewired_layers_change(refitted: Conversion, dense: Path) -> None:
+    before, after = load_file(dense / "model.safetensors"), load_file(refitted.out / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert {re.match(r"model\.layers\.\d", name)[0] for name in changed} == {f"model.layers.{n}" for n in (1, 2, 3)}
+    assert {name.split(".", 3)[3] for name in changed} >= {"self_attn.o_proj.weight", "mlp.down_proj.weight"}
+
+
+def test_the_record_says_where_the_original_is(refitted: Conversion, dense: Path) -> None:
+    record = json.loads((refitted.out / "config.json").read_text())["refit"]
+    assert record["base"]["name"] == str(dense)
+    assert len(record["base"]["sha256"]) == 64
+    assert record["tokens"] == 6144
+    assert record["kl"] < record["kl_converted"]
+    card = (refitted.out / "README.md").read_text()
+    assert "Refitted in closed form on 6,144 tokens" in card
+    assert f"KL(original || this) {record['kl']:.3f}, and {record['kl_converted']:.3f} by conversion alone" in card
+    assert "the weights are those of its source" not in card
+
+
+def test_the_same_call_gives_the_same_bytes(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    again = convert(dense, tmp_path / "model", request_of).out
+    assert (again / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+
+
+def test_activations_in_files_give_the_same_bytes(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    (tmp_path / "spill").mkdir()
+    assert request_of.refit is not None
+    spilled = replace(request_of, refit=replace(request_of.refit, spill=tmp_path / "spill"))
+    out = convert(dense, tmp_path / "model", spilled).out
+    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+def test_a_second_refit_changes_nothing(refitted: Conversion, request_of: Request, tmp_path: Path) -> None:
+    again = convert(refitted.out, tmp_path / "again", Request(refit=request_of.refit))
+    assert again.refit is None
+    assert "refitted already" in " ".join(again.plan.notes)
+    assert torch.equal(logits(again.out, TOKENS), logits(refitted.out, TOKENS))
+    assert json.loads((again.out / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
+
+
+def test_a_dense_model_is_not_changed(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    done = convert(dense, tmp_path / "same", Request(refit=request_of.refit))
+    assert "nothing to refit" in " ".join(done.plan.notes)
+    assert torch.equal(logits(done.out, TOKENS), logits(dense, TOKENS))
+
+
+def test_a_wiring_that_lacks_nothing_is_only_the_original_again(
+    dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    """A ladder that waits for every update is the standard wiring: nothing is left to fit but rounding."""
+    waiting = [{"layers": "1-4", "preset": "ladder", "overlap": False}]
+    done = convert(dense, tmp_path / "waiting", replace(request_of, wiring=waiting))
+    torch.testing.assert_close(logits(done.out, TOKENS), logits(dense, TOKENS), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "request_again",
+    [
+        Request([{"layers": "0-", "preset": "standard"}], to_llama=True),
+        Request([{"layers": "2-3", "preset": "standard"}]),
+        Request([{"layers": "1-4", "preset": "desync"}]),
+        Request(PEEK),
+        Request([{"layers": "0-1", "preset": "ladder"}], refit=RefitRequest("mix")),
+    ],
+    ids=["to llama", "one layer back", "another wiring", "a modifier", "more layers, refitted"],
+)
+def test_another_wiring_is_refused_with_a_pointer_to_the_original(
+    request_again: Request, refitted: Conversion, dense: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"convert the base that they were made from instead, {re.escape(str(dense))}"
+    ):
+        convert(refitted.out, tmp_path / "no", request_again)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path) -> None:
+    more = convert(refitted.out, tmp_path / "more", Request([{"layers": "0-1", "preset": "ladder"}])).out
+    assert json.loads((more / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
+
+
+def test_files_without_a_fitted_layer_are_linked(request_of: Request, tmp_path: Path) -> None:
+    source = make_dense(tmp_path / "dense")
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(source, max_shard_size="60KB")
+    (source / "model.safetensors").unlink(missing_ok=True)
+    out = convert(source, tmp_path / "model", replace(request_of, wiring=[{"layers": "3-4", "preset": "ladder"}])).out
+    files = sorted(path.name for path in source.glob("*.safetensors"))
+    assert files == sorted(path.name for path in out.glob("*.safetensors"))
+    same = [name for name in files if (source / name).samefile(out / name)]
+    assert 0 < len(same) < len(files)
+    held = {name for file in set(files) - set(same) for name in load_file(out / file)}
+    assert any(name.startswith("model.layers.3.") for name in held)
+    assert json.loads((out / INDEX).read_text()) == json.loads((source / INDEX).read_text())
+    assert not any(name.startswith("model.layers.3.") for file in same for name in load_file(out / file))
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_gains_alone_leave_every_weight(dense: Path, text: Path, tmp_path: Path) -> None:
+    gains = RefitRequest(str(text), 6144, gains=True, matrices=False)
+    done = convert(dense, tmp_path / "model", Request(PEEK, refit=gains))
+    assert done.refit is not None and done.refit.after.kl < done.refit.before.kl
+    linked, new = sorted(done.out.glob("*.safetensors"))
+    assert linked.samefile(dense / "model.safetensors")
+    # the first peeking module sees the whole update of layer 0's MLP in flight
+    assert set(load_file(new)) == {
+        f"model.layers.{layer}.{name}_gain.weight" for layer in (1, 2, 3) for name in ("input", "post_attention")
+    }
+    loaded = AutoModelForCausalLM.from_pretrained(done.out)
+    assert torch.equal(loaded.model.layers[2].input_gain.weight, load_file(new)["model.layers.2.input_gain.weight"])
+    assert "refit" not in json.loads((done.out / "config.json").read_text())
+    assert "Gains calibrated by least squares, no other weight changed" in (done.out / "README.md").read_text()
+
+
+def test_gains_are_the_designs_quotient(dense: Path, text: Path, tmp_path: Path) -> None:
+    """Of the first module that peeks: one shard's part of a standard layer's MLP update, for the whole of it."""
+    gains = RefitRequest(str(text), 6144, gains=True, matrices=False)
+    out = convert(dense, tmp_path / "model", Request(PEEK, refit=gains)).out
+    found = AutoModelForCausalLM.from_pretrained(out).model.layers[1].input_gain.weight
+    calibration = load(str(text), AutoTokenizer.from_pretrained(dense), 6144)
+    model = AutoModelForCausalLM.from_pretrained(dense)
+    seen: dict[str, Any] = {}
+    layer = model.model.layers[0]
+    layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen.update(hidden=args[0]))
+    after = model.model.layers[1].post_attention_layernorm  # tokens count by the original's stream after the module
+    after.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0]))
+    with torch.no_grad():
+        model(calibration.windows[~torch.tensor(calibration.held_out)])
+    scale = seen["stream"].square().mean(-1, keepdim=True).rsqrt()
+    hidden = (scale * seen["hidden"]).double()
+    update = hidden @ layer.mlp.down_proj.weight.double().T
+    for k, (part, columns) in enumerate(
+        zip(hidden.chunk(4, -1), layer.mlp.down_proj.weight.double().chunk(4, 1), strict=True)
+    ):
+        own = part @ columns.T
+        torch.testing.assert_close(
+            found[k].double(), (update * own).sum((0, 1)) / own.square().sum((0, 1)), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_weights_are_rounded_to_what_is_stored(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    """And what is told counts the rounding in."""
+    done = convert(dense, tmp_path / "model", replace(request_of, dtype="bfloat16"))
+    tensors = load_file(done.out / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert done.refit is not None
+    assert done.refit.after.kl < 0.5 * done.refit.before.kl
+
+
+def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def stop_after_layer_two(layer: int, layers: int, fits: list[Any]) -> None:
+        done.append(layer)
+        if layer == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(dense, tmp_path / "model", request_of, on_layer=stop_after_layer_two)
+    work = tmp_path / ".model.refit"
+    assert sorted(tmp_path.iterdir()) == [work]
+    kept = {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}
+    assert kept.keys() == {f"layer-0000{layer}.safetensors" for layer in (0, 1, 2)}
+
+    def check_kept(layer: int, layers: int, fits: list[Any]) -> None:
+        done.append(layer)
+        assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}.items()
+        assert len(fits) == (0 if layer == 0 else 2)
+
+    out = convert(dense, tmp_path / "model", request_of, on_layer=check_kept).out
+    assert done == [0, 1, 2, 0, 1, 2, 3]
+    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+    assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_what_another_call_left_is_not_gone_on_with(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    def stop(layer: int, layers: int, fits: list[Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(dense, tmp_path / "model", replace(request_of, wiring=PEEK), on_layer=stop)
+    out = convert(dense, tmp_path / "model", request_of).out
+    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+
+
+def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
+    done = run(
+        "convert", dense, "out", "--ladder-layers", "1-4", "--refit", text, "--refit-tokens", "6144", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^ +[123]  (?:attention|MLP) .*→", done.stderr, re.MULTILINE)) == 6
+    assert "Refitted in closed form on 6,144 tokens" in done.stdout
+    assert re.search(r"That took \d+\.\d times as long as the original needs", done.stdout)
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+BAD = {
+    "no text": (["--refit", "nowhere.txt"], "There is no calibration text nowhere.txt"),
+    "short": (["--refit", "short.txt"], "short.txt is too short to calibrate on"),
+    "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
+    "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
+    "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
+    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 1 is no text that is understood"),
+    "broken": (["--refit", "broken.json"], "broken.json cannot be read as json"),
+    "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
+    "empty folder": (["--refit", "empty"], "empty holds no text"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    dense: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: Any,
+) -> None:
+    from rewired.convert.cli import main
+
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "broken.json").write_text('[{"text": ')
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\xd8")
+    (tmp_path / "empty").mkdir()
+    before = snapshot(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["convert", str(dense), "out", "--ladder-layers", "1-4", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    printed = capfd.readouterr()
+    assert sentence in printed.err and "Traceback" not in printed.err
+    assert printed.err.strip().count("\n") == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_without_a_tokenizer_is_said(request_of: Request, tmp_path: Path) -> None:
+    source = make_dense(tmp_path / "dense")
+    for path in source.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded, and a refit needs one"):
+        convert(source, tmp_path / "out", request_of)

