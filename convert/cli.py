@@ -295,14 +295,14 @@ def _push(folder: Path, repo: str) -> str:
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:
+    cost = [done.plan.cost.note()] if dry_run and done.plan.cost else []
+    notes = [*done.plan.notes, *cost]
     if as_json:
         report = {"out": str(done.out), "written": not dry_run, "pushed_to": address}
-        print(json.dumps(report | done.plan.table.to_json() | {"notes": done.plan.notes}, indent=2))
+        print(json.dumps(report | done.plan.table.to_json() | {"notes": notes}, indent=2))
         return
     from .report import print_table
 
-    print_table(
-        "would write " + str(done.out) if dry_run else "wrote " + str(done.out), done.plan.table, done.plan.notes
-    )
+    print_table(f"would write {done.out}" if dry_run else f"wrote {done.out}", done.plan.table, notes)
     if address:
         print(f"pushed to {address}")

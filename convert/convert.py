@@ -105,12 +105,10 @@ def _refit(
     on_layer: Callable[[int, int, list[Any]], None],
 ) -> Outcome | None:
     """The tensors of the rewired layers, fitted anew; None where nothing is to be fitted."""
-    if request.refit is None or plan.is_refitted or all(region.is_dense for region in plan.regions):
+    if request.refit is None or plan.cost is None:
         return None
-    try:
-        from .refit import refit
-    except ImportError as error:
-        raise ValueError(f"A refit needs the package '{error.name}': pip install 'rewired[evaluate]'.") from None
+    from .refit import refit
+
     files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
     return refit(config, checkpoint.folder, files, _stored_dtype(tensors, request), request.refit, work, on_layer)
 

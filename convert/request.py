@@ -12,6 +12,7 @@ from rewired.sources import Source
 from rewired.wiring import Region, parse_wiring, resolve, wiring_to_json
 
 from .checkpoint import Checkpoint
+from .cost import Cost
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text
@@ -50,6 +51,7 @@ class Plan:
     table: LayerTable
     notes: list[str]
     is_refitted: bool = False  # already: the source's weights are fitted to this wiring
+    cost: Cost | None = None  # of the refit that is asked for
 
 
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
@@ -64,13 +66,16 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
     shape.check_shards(tp_shards)
     is_refitted = _check_refitted(checkpoint, request, regions, tp_shards)
-    notes = _notes(checkpoint, request, regions, tp_shards)
+    notes, cost = _notes(checkpoint, request, regions, tp_shards), None
     if request.refit and is_refitted:
         notes.append("The source is refitted already: its weights stay as they are.")
     elif request.refit and all(region.is_dense for region in regions):
         notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
+    elif request.refit:
+        modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
+        cost = Cost.of(shape, modules, tp_shards, request.refit.tokens)
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
-    return Plan(regions, tp_shards, table, notes, is_refitted)
+    return Plan(regions, tp_shards, table, notes, is_refitted, cost)
 
 
 def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:

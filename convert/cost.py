@@ -1,0 +1,57 @@
+"""What a refit will take, before it starts: memory and floating-point operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewired.wiring import ModuleWiring
+
+from .llama import LlamaShape
+
+HELD_OUT = 8  # one window of calibration text in so many only judges
+_FLOAT, _DOUBLE = 4, 8  # bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Only `activations` grow with the tokens; `--spill` puts them into files."""
+
+    activations: int  # bytes
+    matrices: int  # bytes: two layers' weights, and the least-squares problem of the largest module
+    operations: int
+
+    @classmethod
+    def of(cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int) -> Cost:
+        """For the rewired ones among `modules`, all of the model's in order."""
+        hidden, mlp = shape.hidden_size, shape.intermediate_size
+        heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        widest = max(mlp, heads)
+        layer = hidden * (2 * heads + 2 * kv_heads + 3 * mlp)
+        rewired = [index for index, module in enumerate(modules) if not module.region.is_dense]
+        after = (len(modules) - rewired[0]) // 2 + 1  # layers that two models run
+        views = tp_shards if any(module.reads_shards for module in modules) else 1
+
+        # the original's stream, the refitted one's with what is in flight and local, and a module's hidden units
+        streams = 3 * hidden + (views if views > 1 else 0) * hidden
+        judging = (streams + views * 2 * hidden + widest + hidden) // HELD_OUT
+        problem = max(
+            3 * views * hidden * hidden + 2 * views * hidden * hidden, 3 * widest * widest + 2 * widest * hidden
+        )
+        forward = 2 * layer * (len(modules) // 2 + after)
+        grams = sum(
+            2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
+            for inputs in (mlp if index % 2 else heads for index in rewired)
+        )
+        return cls(
+            tokens * _FLOAT * (streams + widest + judging),
+            2 * layer * _FLOAT + problem * _DOUBLE,
+            tokens * (forward + grams),
+        )
+
+    def note(self) -> str:
+        return (
+            f"The refit needs about {(self.activations + self.matrices) / 1e9:.1f} GB of memory "
+            f"({self.activations / 1e9:.1f} GB of it are activations, which --spill puts into files) and "
+            f"{self.operations / 1e12:,.1f} TFLOP."
+        )

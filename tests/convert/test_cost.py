@@ -1,0 +1,42 @@
+"""What a refit is said to take, against what it takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from rewired.convert import RefitRequest, Request, convert
+from rewired.convert.checkpoint import Checkpoint
+from rewired.convert.request import make_plan
+from tests.convert.checkpoints import run
+from tests.evaluate.world import make_dense
+
+WIRINGS = {
+    "ladder": [{"layers": "1-4", "preset": "ladder"}],
+    "peek": [{"layers": "0-4", "preset": "ladder", "peek": True}],
+}
+
+
+@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], tmp_path: Path) -> None:
+    """Within a third: attention's own products, the solves and held-out tokens are left out."""
+    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
+    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
+    request = Request(wiring, refit=RefitRequest(str(tmp_path / "text.txt"), 16_384))
+    cost = make_plan(Checkpoint.open(dense), request).cost
+    assert cost is not None
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        convert(dense, tmp_path / "out", request)
+    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
+
+
+def test_a_dry_run_tells_it(tmp_path: Path) -> None:
+    dense = make_dense(tmp_path / "dense")
+    done = run("convert", dense, "out", "--ladder-layers", "1-4", "--refit", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"The refit needs about \d+\.\d GB of memory .* and \d+\.\d TFLOP", done.stdout)
+    assert sorted(tmp_path.iterdir()) == [dense]
