@@ -18,7 +18,7 @@ import torch
 from rewired.residual_stream import ResidualStream
 
 from .half import Half
-from .least_squares import RidgeRegression
+from .least_squares import RidgeRegression, Solution
 from .shelf import on_device
 
 # candidates of the ridge, relative to the Gram matrix's mean diagonal; held-out tokens choose
@@ -52,6 +52,11 @@ class Errors:
 
     before: float
     after: float
+    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where nothing was better
+
+    @classmethod
+    def of(cls, solution: Solution) -> Errors:
+        return cls(solution.before, solution.after, solution.ridges)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,10 @@ class Fit:
     @classmethod
     def from_json(cls, fit: dict[str, Any]) -> Fit:
         """The inverse of `dataclasses.asdict`."""
-        errors = {name: fit[name] and Errors(**fit[name]) for name in ("gain", "input", "output")}
+        parts = {name: fit[name] for name in ("gain", "input", "output")}
+        errors = {
+            name: part and Errors(part["before"], part["after"], tuple(part["ridges"])) for name, part in parts.items()
+        }
         return cls(fit["layer"], fit["module"], **errors)
 
 
@@ -118,7 +126,7 @@ def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> Err
     solution = regression.solve(INPUT_RIDGES)
     if solution.is_better:
         half.fold_input(solution.delta)
-    return Errors(solution.before, solution.after)
+    return Errors.of(solution)
 
 
 def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device) -> Errors:
@@ -137,7 +145,7 @@ def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Bat
     solution = regression.solve(OUTPUT_RIDGES)
     if solution.is_better:
         half.fold_output(solution.delta[0])
-    return Errors(solution.before, solution.after)
+    return Errors.of(solution)
 
 
 def _inverse_rms(original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class Outcome:
     """The new tensors, each with the file that holds it, and what a reader should know."""
 
     files: dict[str, Path]
+    fits: list[Fit]
     matrices: bool
     text: str
     tokens: int  # held-out ones among them
@@ -53,8 +55,24 @@ class Outcome:
             f"them, which judged each fit: KL(original || this) {after.kl:.3f}, and {before.kl:.3f} by conversion "
             f"alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; the original's is "
             f"{before.perplexity_original:.2f}.",
+            *self._ridges(),
             f"That took {self.passes:.1f} times as long as the original needs for the same tokens.",
         ]
+
+    def _ridges(self) -> list[str]:
+        if not self.matrices:
+            return []
+        told = []
+        for name, part in (("what modules read", "input"), ("what they add", "output")):
+            errors = [getattr(fit, part) for fit in self.fits]
+            counts = Counter(ridge for error in errors if error for ridge in error.ridges)
+            chosen = sorted((ridge, count) for ridge, count in counts.items() if ridge is not None)
+            told.append(
+                f"for {name} " + ", ".join([f"{ridge:g} ({count} times)" for ridge, count in chosen] or ["none"])
+            )
+            if counts[None]:
+                told[-1] += f", and {counts[None]} fits dropped"
+        return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(told)}."]
 
     def record(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """For the config: what was done, and the `base` that has the weights from before."""
@@ -99,9 +117,16 @@ def refit(
         parts = {"gains": request.gains, "matrices": request.matrices}
         sweep = Sweep(settings_of, weights, calibration, getattr(torch, dtype), shelf, **parts)
         finished = Finished(work, settings)
-        before, after = sweep.run(finished, on_layer)
+        fits: list[Fit] = []
+
+        def keep(layer: int, layers: int, found: list[Fit]) -> None:
+            fits.extend(found)
+            on_layer(layer, layers, found)
+
+        before, after = sweep.run(finished, keep)
     return Outcome(
         finished.files(),
+        fits,
         request.matrices,
         calibration.name,
         calibration.windows.numel(),

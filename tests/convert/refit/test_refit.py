@@ -92,6 +92,11 @@ def test_the_record_says_where_the_original_is(refitted: Conversion, dense: Path
     assert "Refitted in closed form on 6,144 tokens" in card
     assert f"KL(original || this) {record['kl']:.3f}, and {record['kl_converted']:.3f} by conversion alone" in card
     assert "the weights are those of its source" not in card
+    assert refitted.refit is not None
+    inputs = [fit.input.ridges[0] for fit in refitted.refit.fits if fit.input]
+    assert len(inputs) == 6
+    ridge = max(inputs, key=inputs.count)
+    assert f"{ridge:g} ({inputs.count(ridge)} times)" in card.split("for what modules read")[1].split(";")[0]
 
 
 def test_the_same_call_gives_the_same_bytes(
