@@ -23,7 +23,8 @@ from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.text import Document, sources, windows_of
+from rewired.convert.refit.documents import Document, sources
+from rewired.convert.refit.text import windows_of
 from rewired.evaluate.divergence import Divergence, divergence
 
 RESULT = Path(__file__).parents[1] / "results" / "quality" / "measured.jsonl"

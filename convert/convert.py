@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewired.packages import sha256
-from rewired.sources import Source, find_source
+from rewired.cache import digest
+from rewired.sources import find_source
 from rewired.wiring import Region, resolve
 
 from . import destination
-from .checkpoint import INDEX, Checkpoint, gain_names
-from .request import Plan, Request, default_name, make_plan
+from .checkpoint import Checkpoint, gain_names
+from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
 from .rewrite import DTYPES, parse_dtype
 from .safetensors_header import TensorInfo
-from .write import new_config, write
+from .write import Job, new_config, write
 
 if TYPE_CHECKING:
     from .refit import Outcome
@@ -60,6 +60,8 @@ def convert(
         plan = make_plan(preview, request)
         target = Path(out) if out else Path(default_name(found, preview, request))
         destination.check_free(target, found.folder, force)
+        if plan.cost and request.refit:
+            _check_text(request.refit)
         if dry_run:
             if found.folder:
                 _checked_tensors(preview, plan)
@@ -69,48 +71,57 @@ def convert(
         checkpoint = Checkpoint.open(found.fetch(made, request.dtype))
         tensors = _checked_tensors(checkpoint, plan)
         plan = replace(plan, notes=[*plan.notes, *_notes_on_weights(checkpoint, tensors, is_gguf=made.exists())])
-        config = new_config(checkpoint, plan, request)
+        job = Job(found, checkpoint, tensors, plan, request, target)
+        config = new_config(job)
         work = target.with_name(f".{target.name}.refit")
-        refitted = _refit(found, checkpoint, tensors, plan, request, config, work, on_layer)
+        refitted = _refit(job, config, work, on_layer) if plan.cost and request.refit else None
         if refitted:
-            plan = replace(plan, notes=[*plan.notes, *refitted.notes()])
+            job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
             if refitted.matrices:
-                config["refit"] = refitted.record(_base(found, checkpoint, revision))
-        write(
-            found,
-            checkpoint,
-            tensors,
-            plan,
-            request,
-            config,
-            refitted.files if refitted else {},
-            target,
-            staging,
-            on_bytes,
-        )
+                config["refit"] = refitted.record(_base(job, revision))
+        write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
-    shutil.rmtree(work, ignore_errors=True)
-    return Conversion(target, plan, refitted)
+        if refitted:
+            shutil.rmtree(work)
+    return Conversion(target, job.plan, refitted)
 
 
-def _refit(
-    source: Source,
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, TensorInfo],
-    plan: Plan,
-    request: Request,
-    config: Mapping[str, Any],
-    work: Path,
-    on_layer: Callable[[int, int, list[Any]], None],
-) -> Outcome | None:
-    """The tensors of the rewired layers, fitted anew; None where nothing is to be fitted."""
-    if request.refit is None or plan.cost is None:
-        return None
+def _check_text(request: RefitRequest) -> None:
+    """Before anything is downloaded."""
+    if request.text != MIX:
+        from .refit.documents import check
+
+        check(request.text)
+
+
+def _refit(job: Job, config: Mapping[str, Any], work: Path, on_layer: Callable[[int, int, list[Any]], None]) -> Outcome:
+    """The tensors of the rewired layers, fitted anew."""
     from .refit import refit
 
-    files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
-    return refit(config, checkpoint.folder, files, _stored_dtype(tensors, request), request.refit, work, on_layer)
+    assert job.request.refit is not None
+    modules = resolve(job.plan.regions, job.checkpoint.shape.num_hidden_layers, job.checkpoint.shape.hidden_size)
+    layers = {f"model.layers.{index // 2}." for index, module in enumerate(modules) if module.is_rewired}
+    changing = [info for name, info in job.tensors.items() if name.startswith(tuple(layers))]
+    if odd := {info.dtype for info in changing} - set(DTYPES.values()):
+        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: convert with --dtype bfloat16.")
+    files = {info.file for info in changing}
+    rewritten = sum(info.size for info in job.tensors.values() if info.file in files)
+    destination.check_space(job.out, rewritten + sum(info.size for info in changing))  # what is kept meanwhile, too
+    return refit(config, job.checkpoint.folder, job.files, job.request.dtype, job.request.refit, work, on_layer)
+
+
+def _base(job: Job, revision: str | None) -> dict[str, Any]:
+    """What identifies the source: path or id, revision, and the SHA-256 of its weights."""
+    located = job.source.locate(True)
+    folder = job.checkpoint.folder
+    is_snapshot = folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
+    weights = [located] if located.is_file() else job.checkpoint.weight_files()
+    return {
+        "name": str(job.source.folder.resolve()) if job.source.folder else job.source.base_model,
+        "revision": folder.name if is_snapshot else revision,
+        "weights": {path.name: digest(path) for path in weights},
+    }
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:
@@ -146,25 +157,3 @@ def _gained(regions: list[Region], checkpoint: Checkpoint) -> dict[str, Region]:
     shape = checkpoint.shape
     modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
     return dict(zip(gain_names(regions, shape), (m.region for m in modules if m.reads_shards), strict=True))
-
-
-def _base(source: Source, checkpoint: Checkpoint, revision: str | None) -> dict[str, Any]:
-    """What identifies the source: id or path, revision, and the SHA-256 of its index or, without one, its weights."""
-    index = checkpoint.folder / INDEX
-    is_snapshot = checkpoint.folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
-    return {
-        "name": str(source.folder.resolve()) if source.folder else source.base_model,
-        "revision": checkpoint.folder.name if is_snapshot else revision,
-        "sha256": sha256(index if index.is_file() else checkpoint.weight_files()[0]),
-    }
-
-
-def _stored_dtype(tensors: Mapping[str, TensorInfo], request: Request) -> str:
-    """What fitted weights are written as: what the layers' own are. Raises ValueError for another kind of number."""
-    if request.dtype is not None:
-        return request.dtype
-    stored = next(info.dtype for name, info in tensors.items() if name.endswith("down_proj.weight"))
-    names = {short: name for name, short in DTYPES.items()}
-    if stored not in names:
-        raise ValueError(f"Weights in {stored} cannot be refitted: convert with --dtype bfloat16.")
-    return names[stored]

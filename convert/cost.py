@@ -28,12 +28,13 @@ class Cost:
         heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         widest = max(mlp, heads)
         layer = hidden * (2 * heads + 2 * kv_heads + 3 * mlp)
-        rewired = [index for index, module in enumerate(modules) if not module.region.is_dense]
+        rewired = [index for index, module in enumerate(modules) if module.is_rewired]
         after = (len(modules) - rewired[0]) // 2 + 1  # layers that two models run
         views = tp_shards if any(module.reads_shards for module in modules) else 1
 
-        # the original's stream, the refitted one's with what is in flight and local, and a module's hidden units
-        streams = 3 * hidden + (views if views > 1 else 0) * hidden
+        # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own
+        own = any(module.reduce != "all" for module in modules) + any(module.keeps_payload for module in modules)
+        streams = (3 + own * tp_shards) * hidden
         judging = (streams + views * 2 * hidden + widest + hidden) // HELD_OUT
         problem = max(
             3 * views * hidden * hidden + 2 * views * hidden * hidden, 3 * widest * widest + 2 * widest * hidden

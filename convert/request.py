@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rewired.sources import Source
-from rewired.wiring import Region, parse_wiring, resolve, wiring_to_json
+from rewired.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
 
 from .checkpoint import Checkpoint
 from .cost import Cost
+from .llama import AUTHORS_LADDER
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text
@@ -73,6 +74,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
     elif request.refit:
         modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
+        notes += _check_fit(checkpoint, request.refit, modules)
         cost = Cost.of(shape, modules, tp_shards, request.refit.tokens)
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
     return Plan(regions, tp_shards, table, notes, is_refitted, cost)
@@ -85,9 +87,9 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
         return False
     layers, shape = checkpoint.shape.num_hidden_layers, checkpoint.shape
     before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (checkpoint.regions, regions))
-    fitted = [index for index, module in enumerate(before) if not module.region.is_dense]
-    changes_fitted = tp_shards != checkpoint.tp_shards or any(before[index] != after[index] for index in fitted)
-    if changes_fitted or (request.refit and before != after):
+    pairs = [(_function(old), _function(new)) for old, new in zip(before, after, strict=True) if old.is_rewired]
+    changes_fitted = tp_shards != checkpoint.tp_shards or any(old != new for old, new in pairs)
+    if changes_fitted or (request.refit and list(map(_function, before)) != list(map(_function, after))):
         base = record.get("base")
         name = base.get("name") if isinstance(base, dict) else base
         raise ValueError(
@@ -95,6 +97,28 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
             f"the base that they were made from instead, {name}."
         )
     return True
+
+
+def _check_fit(checkpoint: Checkpoint, request: RefitRequest, modules: Sequence[ModuleWiring]) -> list[str]:
+    """What to know of the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
+    if request.gains and not any(module.reads_shards for module in modules):
+        raise ValueError("--calibrate fits the gains of modules that peek, and none does: add --peek, or take --refit.")
+    if checkpoint.config["model_type"] == AUTHORS_LADDER:
+        raise ValueError(
+            f"{checkpoint.folder} was trained as a ladder, so there is no dense original to fit it to: convert it "
+            "without --refit and --calibrate."
+        )
+    if checkpoint.is_rewired:
+        return [
+            "For the original, its weights are read as those of a dense model: right unless it was trained rewired."
+        ]
+    return []
+
+
+def _function(module: ModuleWiring) -> tuple[Any, ...]:
+    """What a module computes by; how its all-reduce runs is no part of it."""
+    reads = (module.wait, module.reads_shards, module.lacks_something, module.region.peek, module.region.initial_gain)
+    return (*reads, module.reduce, module.merge, module.shared_channels)
 
 
 def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> list[str]:
@@ -121,6 +145,8 @@ def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> st
     regions = rewire([], request.wiring, checkpoint.shape.num_hidden_layers)
     named = [region for region in regions if not region.is_dense]
     parts = [_slug(region) for region in named]
+    if named and request.refit:
+        parts.append("refit" if request.refit.matrices else "calibrated")
     if not parts:
         parts = ["llama" if request.to_llama else "standard" if request.wiring else "rewired"]
     return "-".join([source.name, *parts])

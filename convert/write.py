@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,69 +44,80 @@ _AUTO_MAP = {
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a conversion works on, and what it is to make of it."""
+
+    source: Source
+    checkpoint: Checkpoint
+    tensors: Mapping[str, TensorInfo]
+    plan: Plan
+    request: Request
+    out: Path
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file of every tensor."""
+        return {name: self.checkpoint.folder / info.file for name, info in self.tensors.items()}
+
+
 def write(
-    source: Source,
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, TensorInfo],
-    plan: Plan,
-    request: Request,
+    job: Job,
     config: Mapping[str, Any],
     fitted: Mapping[str, Path],
-    out: Path,
     staging: Path,
     on_bytes: Callable[[int], None],
 ) -> None:
     """Everything that belongs into the output folder; tensors that were `fitted` come from the files named there."""
-    _write_weights(checkpoint, tensors, request, fitted, out, staging, on_bytes)
-    for path in _companions(checkpoint.folder):
+    _write_weights(job, fitted, staging, on_bytes)
+    folder = job.checkpoint.folder
+    for path in _companions(folder):
         (staging / path).parent.mkdir(exist_ok=True)
-        shutil.copyfile(inside(checkpoint.folder, path), staging / path)
+        shutil.copyfile(inside(folder, path), staging / path)
     (staging / "config.json").write_text(_json(config), encoding="utf-8")
     card = model_card(
-        out.name,
-        source.base_model,
-        checkpoint.folder,
-        plan.table,
-        plan.notes,
-        request.command,
-        is_stock=request.to_llama,
+        job.out.name,
+        job.source.base_model,
+        folder,
+        job.plan.table,
+        job.plan.notes,
+        job.request.command,
+        is_stock=job.request.to_llama,
         is_refitted="refit" in config,
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
-    if not request.to_llama:
+    if not job.request.to_llama:
         code = Path(rewired.__file__).parent
         for name in MODEL_CODE:
             shutil.copyfile(code / name, staging / name)
 
 
-def _write_weights(
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, TensorInfo],
-    request: Request,
-    fitted: Mapping[str, Path],
-    out: Path,
-    staging: Path,
-    on_bytes: Callable[[int], None],
-) -> None:
+def _write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:
     """Files in which no tensor changes are linked, where that can be; the others are written anew."""
-    files = checkpoint.weight_files()
-    is_cast = request.dtype is not None and rewrite.needs_cast(tensors.values(), request.dtype)
-    changed = {
-        file for file in files if is_cast or any(tensors[name].file == file.name for name in fitted if name in tensors)
-    }
+    files, tensors, dtype = job.checkpoint.weight_files(), job.tensors, job.request.dtype
+    if dtype is not None and not rewrite.needs_cast(tensors.values(), dtype):
+        dtype = None
+    holding_fitted = {tensors[name].file for name in fitted if name in tensors}
+    changed = [file for file in files if dtype or file.name in holding_fitted]
     kept = [file for file in files if file not in changed]
-    copy = request.copy or not destination.can_link(files[0], staging)
-    dtype = request.dtype if is_cast else None
-    written = [info for info in tensors.values() if copy or any(info.file == file.name for file in changed)]
-    destination.check_space(out, rewrite.cast_size(written, dtype) if dtype else sum(info.size for info in written))
-    rewrite.rewrite(sorted(changed), staging, dtype, fitted, on_bytes)
+    copy = job.request.copy or not destination.can_link(files[0], staging)
+    sizes = [file.stat().st_size for file in (files if copy else changed)]
+    destination.check_space(job.out, rewrite.cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+    if changed:
+        rewrite.rewrite(changed, staging, dtype, fitted, on_bytes)
     destination.place(kept, staging, copy, on_bytes)
-    if new := {name: path for name, path in fitted.items() if name not in tensors}:
-        rewrite.gather(new, staging / _NEW)
+    new = {name: path for name, path in fitted.items() if name not in tensors}
+    if new:
+        rewrite.gather(new, _free(staging / _NEW))
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
-    if new or (checkpoint.folder / INDEX).is_file():
-        _write_index(checkpoint, staging, is_same=not (new or is_cast))
+    if new or (job.checkpoint.folder / INDEX).is_file():
+        _write_index(job.checkpoint, staging, is_same=not (new or dtype))
+
+
+def _free(path: Path) -> Path:
+    """`path`, or one like it that is not there yet: an earlier calibration may have left its gains."""
+    return path if not path.exists() else _free(path.with_stem(f"{path.stem}-more"))
 
 
 def _companions(folder: Path) -> list[str]:
@@ -130,21 +142,21 @@ def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
     (staging / INDEX).write_text(_json(index), encoding="utf-8")
 
 
-def new_config(checkpoint: Checkpoint, plan: Plan, request: Request) -> dict[str, Any]:
+def new_config(job: Job) -> dict[str, Any]:
     """The source's config with the plan's wiring."""
     ours = ("auto_map", "wiring", "tp_shards", "ladder_layers")
-    config = {name: value for name, value in checkpoint.config.items() if name not in ours}
-    if request.dtype is not None:
+    config = {name: value for name, value in job.checkpoint.config.items() if name not in ours}
+    if job.request.dtype is not None:
         config.pop("torch_dtype", None)
-        config["dtype"] = request.dtype
-    if request.to_llama:
+        config["dtype"] = job.request.dtype
+    if job.request.to_llama:
         return config | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
     return config | {
         "model_type": REWIRED,
         "architectures": ["RewiredLlamaForCausalLM"],
         "auto_map": _AUTO_MAP,
-        "tp_shards": plan.tp_shards,
-        "wiring": wiring_to_json(plan.regions),
+        "tp_shards": job.plan.tp_shards,
+        "wiring": wiring_to_json(job.plan.regions),
     }
 
 

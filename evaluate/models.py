@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.cache import cache_folder
-from rewired.packages import sha256
+from rewired.cache import digest
 from rewired.sources import checkpoint_folder
 from rewired.tensor_parallel import check_ranks
 
@@ -128,27 +126,12 @@ def _sha256(folder: Path) -> str:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ValueError(f"{folder} holds no safetensors weights.")
-    return hashlib.sha256("\n".join(f"{file.name} {_digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
+    return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
 
 
 def _tokenizer_sha256(folder: Path) -> str:
     files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
-    return hashlib.sha256("\n".join(f"{file.name} {_digest(file)}" for file in files).encode()).hexdigest()
-
-
-def _digest(file: Path) -> str:
-    """A file's SHA-256, computed once as long as it does not change, and once for all hard links to it."""
-    stat = file.stat()
-    known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
-    if known.is_file():
-        return known.read_text()
-    digest = sha256(file)
-    known.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
-        written = Path(scratch) / known.name
-        written.write_text(digest)
-        written.replace(known)
-    return digest
+    return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in files).encode()).hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -29,3 +30,19 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
             if not folder.is_dir():  # else another process was faster, and made the same
                 raise
     return folder
+
+
+def digest(file: Path) -> str:
+    """A file's SHA-256, computed once as long as it does not change, and once for all hard links to it."""
+    stat = file.stat()
+    known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
+    if known.is_file():
+        return known.read_text()
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    known.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
+        written = Path(scratch) / known.name
+        written.write_text(found)
+        written.replace(known)
+    return found

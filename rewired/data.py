@@ -14,7 +14,7 @@ from .cli import new_app, sentences
 SETS = {
     "benchmarks": ("rewired.evaluate.benchmarks", "evaluate ... --data {folder}"),
     "calibration": (
-        "rewired.convert.refit.text",
+        "rewired.convert.refit.documents",
         "convert ... --refit {folder}, as --refit alone does",
     ),
 }

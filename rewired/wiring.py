@@ -84,6 +84,7 @@ class ModuleWiring:
     `reads_shards`: the view differs per shard, because it holds own parts that are not reduced yet.
     `gives_partials`: the output is needed shard by shard, not only summed.
     `keeps_payload`: the next module peeks at what this one put into its reduction.
+    `lacks_something`: its view is not all that was contributed so far.
     """
 
     region: Region
@@ -95,11 +96,17 @@ class ModuleWiring:
     gives_partials: bool = False
     keeps_payload: bool = False
     overlapped: bool = False  # its reduction runs behind the next module
+    lacks_something: bool = False
 
     @property
     def launches(self) -> bool:
         """Whether a collective starts after this module."""
         return self.reduce != "none"
+
+    @property
+    def is_rewired(self) -> bool:
+        """Whether it computes something else than in a dense model: by its own wiring, or by what others left."""
+        return self.lacks_something or not self.region.is_dense
 
     @property
     def depends_on_shards(self) -> bool:
@@ -249,7 +256,16 @@ def _follow_the_stream(modules: list[ModuleWiring]) -> list[ModuleWiring]:
         reads_shards = peeks_at_flight or (module.region.peek and local_from is not None)
         # whoever folds the local parts does it the way of the region that left them
         merge = local_from.merge if local_from and module.reduce == "all" else "sum"
-        resolved.append(replace(module, reads_shards=reads_shards, merge=merge, gives_partials=module.reduce != "all"))
+        lacks_something = local_from is not None or (in_flight and not module.wait)
+        resolved.append(
+            replace(
+                module,
+                reads_shards=reads_shards,
+                merge=merge,
+                gives_partials=module.reduce != "all",
+                lacks_something=lacks_something,
+            )
+        )
         if module.reduce == "all":
             local_from = None
         elif local_from and local_from.merge != module.region.merge:

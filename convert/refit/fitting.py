@@ -103,7 +103,7 @@ def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Erro
         float(torch.stack([(missing - g[:, None, None] * own).square().mean() for own, missing in held_out]).mean())
         for g in (gain, fitted)
     )
-    if after_fit >= before:
+    if not after_fit < before:
         return Errors(before, before)
     gain.copy_(fitted)
     return Errors(before, after_fit)
@@ -149,4 +149,5 @@ def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Bat
 
 
 def _inverse_rms(original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
-    return original.square().mean(-1, keepdim=True).rsqrt()
+    mean_square = original.square().mean(-1, keepdim=True)
+    return torch.where(mean_square > 0, mean_square.rsqrt(), 0.0)  # a padding token's embedding may be zero

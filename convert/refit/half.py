@@ -32,10 +32,6 @@ class Half:
         """The view, [B, T, H] or [r, B, T, H], and the stream after the read."""
         return stream.read(self.wiring, self.gain, self.shards)
 
-    def misses_something(self, stream: ResidualStream) -> bool:
-        """Whether its view lacks a part of what was contributed so far."""
-        return stream.local is not None or (stream.in_flight is not None and not self.wiring.wait)
-
     def hidden(self, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
         """What the module's last projection is given, [B, T, A]."""
         reads_shards = self.wiring.reads_shards
@@ -71,13 +67,6 @@ class Half:
     def fold_output(self, delta: torch.Tensor) -> None:
         """Let the last projection add `hidden @ delta`, delta [A, H]."""
         self.output.weight.add_(delta.T)
-
-    def round_to(self, dtype: torch.dtype) -> None:
-        """Round the module's weights as storing them in `dtype` will."""
-        gains = [] if self.gain is None else [self.gain]
-        for module in (*self.inputs, self.output, self.norm, *gains):
-            for parameter in module.parameters():
-                parameter.copy_(parameter.to(dtype))
 
 
 class _WithoutLastProjection(OnShards):

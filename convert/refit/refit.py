@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from rewired.cache import digest
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.evaluate.divergence import Divergence
-from rewired.packages import sha256
+from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
 from ..request import RefitRequest
 from .fitting import Fit
 from .shelf import Shelf
 from .sweep import Sweep
-from .text import load
+from .text import Calibration, load
 from .weights import Finished, Weights
 
 RECIPE = 1  # counts up when the same text gives other weights, so that no older run is gone on with
@@ -35,23 +36,21 @@ class Outcome:
     files: dict[str, Path]
     fits: list[Fit]
     matrices: bool
-    text: str
-    tokens: int  # held-out ones among them
-    held_out_tokens: int
+    calibration: Calibration
     before: Divergence
     after: Divergence
     passes: float  # time it took, in forward passes of the original over the same tokens
 
     def notes(self) -> list[str]:
         """For users and for the card."""
-        before, after = self.before, self.after
+        before, after, text = self.before, self.after, self.calibration
         what = (
             "Refitted in closed form"
             if self.matrices
             else "Gains calibrated by least squares, no other weight changed,"
         )
         return [
-            f"{what} on {self.tokens:,} tokens of {self.text}, without a gradient step. On {self.held_out_tokens:,} of "
+            f"{what} on {text.tokens:,} tokens of {text.name}, without a gradient step. On {text.held_out_tokens:,} of "
             f"them, which judged each fit: KL(original || this) {after.kl:.3f}, and {before.kl:.3f} by conversion "
             f"alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; the original's is "
             f"{before.perplexity_original:.2f}.",
@@ -78,8 +77,8 @@ class Outcome:
         """For the config: what was done, and the `base` that has the weights from before."""
         return {
             "base": dict(base),
-            "text": self.text,
-            "tokens": self.tokens,
+            "text": self.calibration.name,
+            "tokens": self.calibration.tokens,
             "kl_converted": round(self.before.kl, 6),
             "kl": round(self.after.kl, 6),
         }
@@ -89,57 +88,61 @@ def refit(
     config: Mapping[str, Any],
     source: Path,
     tensors: Mapping[str, Path],
-    dtype: str,
+    dtype: str | None,
     request: RefitRequest,
     work: Path,
     on_layer: Callable[[int, int, list[Fit]], None],
 ) -> Outcome:
     """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
 
-    `tensors` says which file holds which of the source's; the results are rounded to `dtype`. What an interrupted run
+    `tensors` says which file holds which of the source's; the results are rounded to `dtype`, or stay in
+    what the source has them in. What an interrupted run
     of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
     """
-    started = time.perf_counter()
     calibration = load(request.text, _tokenizer(source), request.tokens)
     settings = {
         "recipe": RECIPE,
         "config": {name: config[name] for name in sorted(config)},
-        "weights": {path.name: sha256(path) for path in sorted(set(tensors.values()))},
+        "weights": {path.name: digest(path) for path in sorted(set(tensors.values()))},
         "text": calibration.sha256,
         "dtype": dtype,
         "gains": request.gains,
         "matrices": request.matrices,
     }
+    started = time.perf_counter()
     weights = Weights(tensors, torch.device(choose_device("auto", 1)))
+    finished, fits = Finished(work, settings), list[Fit]()
+
+    def keep(layer: int, layers: int, found: list[Fit]) -> None:
+        fits.extend(found)
+        on_layer(layer, layers, found)
+
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
         shelf = Shelf(Path(spill) if request.spill else None)
-        settings_of = RewiredLlamaConfig.from_dict(dict(config))
         parts = {"gains": request.gains, "matrices": request.matrices}
-        sweep = Sweep(settings_of, weights, calibration, getattr(torch, dtype), shelf, **parts)
-        finished = Finished(work, settings)
-        fits: list[Fit] = []
-
-        def keep(layer: int, layers: int, found: list[Fit]) -> None:
-            fits.extend(found)
-            on_layer(layer, layers, found)
-
+        sweep = Sweep(_model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
         before, after = sweep.run(finished, keep)
-    return Outcome(
-        finished.files(),
-        fits,
-        request.matrices,
-        calibration.name,
-        calibration.windows.numel(),
-        sum(calibration.held_out) * calibration.windows.shape[1],
-        before,
-        after,
-        (time.perf_counter() - started) / sweep.seconds,
-    )
+    passes = (time.perf_counter() - started) / sweep.seconds
+    return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
+
+
+def _model_config(config: Mapping[str, Any], calibration: Calibration) -> RewiredLlamaConfig:
+    try:
+        found = RewiredLlamaConfig.from_dict(dict(config))
+        with torch.device("meta"):
+            RewiredLlamaDecoderLayer(found, 0, *found.module_wirings()[0])
+    except Exception as error:  # whatever a value of another kind makes of transformers' code
+        raise ValueError(f"config.json describes no Llama that can be run ({error!r}).") from None
+    if int(calibration.windows.max()) >= found.vocab_size:
+        raise ValueError(
+            f"The tokenizer has tokens beyond the model's vocabulary of {found.vocab_size}: is it its own?"
+        )
+    return found
 
 
 def _tokenizer(source: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a broken file can raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None

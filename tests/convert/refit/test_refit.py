@@ -85,7 +85,7 @@ def test_only_rewired_layers_change(refitted: Conversion, dense: Path) -> None:
 def test_the_record_says_where_the_original_is(refitted: Conversion, dense: Path) -> None:
     record = json.loads((refitted.out / "config.json").read_text())["refit"]
     assert record["base"]["name"] == str(dense)
-    assert len(record["base"]["sha256"]) == 64
+    assert len(record["base"]["weights"]["model.safetensors"]) == 64
     assert record["tokens"] == 6144
     assert record["kl"] < record["kl_converted"]
     card = (refitted.out / "README.md").read_text()

@@ -41,7 +41,7 @@ def swept(
     before = rewired_model(list(wiring), random_gains=False)
     weights = weights_of(before, folder)
     sweep = Sweep(
-        rewired_config(list(wiring)), weights, CALIBRATION, torch.float32, Shelf(spill), gains=gains, matrices=matrices
+        rewired_config(list(wiring)), weights, CALIBRATION, "float32", Shelf(spill), gains=gains, matrices=matrices
     )
     finished = Finished(folder / "finished", {})
     told = sweep.run(finished, lambda *_: None)

