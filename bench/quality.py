@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +110,7 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
     code: list[Document] = [path.read_text(encoding="utf-8", errors="replace")[:6000] for path in modules[::8]]
 
     def windows(*kinds: Iterable[Document]) -> torch.Tensor:
-        return torch.stack(
-            [w for kind in kinds for w in islice(windows_of(kind, tokenizer, WINDOWS // len(kinds)), WINDOWS)]
-        )
+        return torch.stack([w for kind in kinds for w in windows_of(kind, tokenizer, WINDOWS // len(kinds))])
 
     return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
 

@@ -30,6 +30,7 @@ _LAYERS_HELP = (
 )
 
 _REST = "How to write it"
+_MOST_TOKENS = 10**9
 _INTERRUPTED = "interrupted; nothing half-written is left."
 _GOES_ON = " Layers that are fitted are kept: the same command goes on with them."
 
@@ -102,7 +103,9 @@ def _convert(
     refit: Annotated[
         str | None, _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text.")
     ] = None,
-    refit_tokens: Annotated[int, _fitting("N", "How many tokens of it; one in eight only judges.")] = 32_768,
+    refit_tokens: Annotated[
+        int | None, _fitting("N", "How many tokens of it, 32768 by default; one in eight only judges.")
+    ] = None,
     calibrate: Annotated[
         str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")
     ] = None,
@@ -137,9 +140,9 @@ def _convert(
     """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
 
     The weights do not change, so it takes seconds and, within one filesystem, no disk space; unless they are fitted to
-    their new wiring with --refit, by least squares on some text: a file, a folder, a dataset on the hub or, without a
-    name, a packaged mix of prose and chat. The result loads with `AutoModelForCausalLM` after `import rewired`, or with
-    `trust_remote_code=True`.
+    their new wiring with --refit, by least squares on some text: a file, a folder, a dataset on the hub (owner/name)
+    or, where --refit comes last or before another option, a packaged mix of prose and chat. The result loads with
+    `AutoModelForCausalLM` after `import rewired`, or with `trust_remote_code=True`.
 
     Examples:
 
@@ -212,18 +215,24 @@ def _info(
             print_table(f"{path} ({checkpoint.config['model_type']})", table)
 
 
-def _refit_request(refit: str | None, calibrate: str | None, tokens: int, spill: Path | None) -> RefitRequest | None:
+def _refit_request(
+    refit: str | None, calibrate: str | None, tokens: int | None, spill: Path | None
+) -> RefitRequest | None:
     if refit is None and calibrate is None:
+        for flag, value in (("--refit-tokens", tokens), ("--spill", spill)):
+            if value is not None:
+                raise ValueError(f"{flag} goes with --refit or --calibrate: say which of them you want.")
         return None
     texts = {text for text in (refit, calibrate) if text not in (None, MIX)}
     if len(texts) > 1:
         raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
-    if tokens < 1:
-        raise ValueError(f"--refit-tokens {tokens} makes no sense: give a number from 1 on.")
+    if tokens is not None and not 1 <= tokens <= _MOST_TOKENS:
+        raise ValueError(f"--refit-tokens {tokens} makes no sense: give a number from 1 to {_MOST_TOKENS}.")
     if spill is not None and not spill.is_dir():
         raise ValueError(f"There is no folder {spill} to spill to: make it first.")
+    amount = {} if tokens is None else {"tokens": tokens}
     text = next(iter(texts), None) or MIX
-    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
+    return RefitRequest(text, gains=calibrate is not None, matrices=refit is not None, spill=spill, **amount)
 
 
 def _check_options_have_layers(

@@ -51,7 +51,6 @@ class Plan:
     tp_shards: int
     table: LayerTable
     notes: list[str]
-    is_refitted: bool = False  # already: the source's weights are fitted to this wiring
     cost: Cost | None = None  # of the refit that is asked for
 
 
@@ -77,7 +76,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         notes += _check_fit(checkpoint, request.refit, modules)
         cost = Cost.of(shape, modules, tp_shards, request.refit.tokens)
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
-    return Plan(regions, tp_shards, table, notes, is_refitted, cost)
+    return Plan(regions, tp_shards, table, notes, cost)
 
 
 def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:

@@ -186,5 +186,5 @@ def test_data_fetch_names_what_it_knows(monkeypatch: pytest.MonkeyPatch, capsys:
         main()
     assert ended.value.code == 2
     assert (
-        capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks and calibration.\n"
+        capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks, calibration.\n"
     )
