@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import rewired
 from rewired.sources import Source
 from rewired.sources.hub import COMPANION_FILES
-from rewired.wiring import wiring_to_json
+from rewired.wiring import Region, wiring_to_json
 
 from . import destination, rewrite
 from .card import model_card
@@ -144,20 +144,28 @@ def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
 
 def new_config(job: Job) -> dict[str, Any]:
     """The source's config with the plan's wiring."""
-    ours = ("auto_map", "wiring", "tp_shards", "ladder_layers")
-    config = {name: value for name, value in job.checkpoint.config.items() if name not in ours}
+    config = job.checkpoint.config
     if job.request.dtype is not None:
-        config.pop("torch_dtype", None)
-        config["dtype"] = job.request.dtype
+        config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": job.request.dtype}
     if job.request.to_llama:
-        return config | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
-    return config | {
+        return _of_source(config) | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
+    return wired_config(config, job.plan.regions, job.plan.tp_shards)
+
+
+def wired_config(config: Mapping[str, Any], regions: Iterable[Region], tp_shards: int) -> dict[str, Any]:
+    """The config of a Llama of `config`, wired as `regions` say."""
+    return _of_source(config) | {
         "model_type": REWIRED,
         "architectures": ["RewiredLlamaForCausalLM"],
         "auto_map": _AUTO_MAP,
-        "tp_shards": job.plan.tp_shards,
-        "wiring": wiring_to_json(job.plan.regions),
+        "tp_shards": tp_shards,
+        "wiring": wiring_to_json(regions),
     }
+
+
+def _of_source(config: Mapping[str, Any]) -> dict[str, Any]:
+    ours = ("auto_map", "wiring", "tp_shards", "ladder_layers")
+    return {name: value for name, value in config.items() if name not in ours}
 
 
 def _json(value: Any) -> str:

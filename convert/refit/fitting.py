@@ -35,10 +35,9 @@ class Batch:
     converted: ResidualStream | None  # what conversion alone gives; only where held out
 
     @classmethod
-    def start(cls, hidden_states: torch.Tensor, held_out: bool) -> Batch:
-        """Where all models are still the same."""
-        stream = ResidualStream(hidden_states)
-        return cls(hidden_states, stream, stream if held_out else None)
+    def start(cls, stream: ResidualStream, total: torch.Tensor, held_out: bool) -> Batch:
+        """Where all models are still the same; `total` is what has been contributed to `stream`."""
+        return cls(total, stream, stream if held_out else None)
 
     @property
     def held_out(self) -> bool:

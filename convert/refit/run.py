@@ -120,13 +120,13 @@ def refit(
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
         shelf = Shelf(Path(spill) if request.spill else None)
         parts = {"gains": request.gains, "matrices": request.matrices}
-        sweep = Sweep(_model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
+        sweep = Sweep(model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
         before, after = sweep.run(finished, keep)
     passes = (time.perf_counter() - started) / sweep.seconds
     return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
 
 
-def _model_config(config: Mapping[str, Any], calibration: Calibration) -> RewiredLlamaConfig:
+def model_config(config: Mapping[str, Any], calibration: Calibration) -> RewiredLlamaConfig:
     try:
         found = RewiredLlamaConfig.from_dict(dict(config))
         with torch.device("meta"):

@@ -7,7 +7,7 @@ tokens, the one that conversion alone gives.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from .fitting import Batch, Fit, fit_gain, fit_input, fit_output
 from .half import Half
 from .shelf import Shelf, on_device
 from .text import Calibration
-from .weights import Finished, Weights
+from .weights import Finished, FinishedLayer, Weights
 
 _BATCH = 8  # windows that run together
 
@@ -57,6 +57,7 @@ class Sweep:
         dense = resolve(complete([], config.num_hidden_layers), config.num_hidden_layers, config.hidden_size)
         self.dense = list(zip(dense[::2], dense[1::2], strict=True))
         self.own = config.module_wirings()
+        self.shards = Shards(config.tp_shards, config.tp_shards)
         positions = torch.arange(calibration.windows.shape[1], device=self.device)[None]
         like = torch.empty(1, device=self.device)
         self.position_embeddings = LlamaRotaryEmbedding(config).to(self.device)(like, positions)
@@ -64,34 +65,59 @@ class Sweep:
     @torch.no_grad()
     def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
         """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit."""
-        batches = self._embed()
+        batches = self.start()
         first = next(index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves))
         for index in range(self.config.num_hidden_layers):
-            # the update before the first rewired layer may still be in flight when that one reads
-            fits = self._run_shared(index, batches) if index < first - 1 else self._run(index, batches, finished)
+            fits = list[Fit]()
+            if index < first:
+                self.pass_layer(index, batches)
+            elif known := finished.read(index):
+                fits = self.fit_layer(index, batches, known)[1]
+            else:
+                changed, fits = self.fit_layer(index, batches)
+                finished.write(index, changed, fits)
             on_layer(index, self.config.num_hidden_layers, fits)
-        return self._divergences(batches)
+        originals = [batch.original for batch in batches if batch.held_out]
+        streams = [[getattr(batch, name) for batch in batches if batch.held_out] for name in ("converted", "refitted")]
+        converted, refitted = (
+            self.divergence(originals, (stream.total(self.shards) for stream in each)) for each in streams
+        )
+        return converted, refitted
 
-    def _embed(self) -> list[Batch]:
+    def start(self) -> list[Batch]:
+        """All windows before the first layer."""
         table = self.weights.tensor("model.embed_tokens.weight")
         batches = []
         for held_out in (False, True):
             mine = [number for number, judges in enumerate(self.calibration.held_out) if judges == held_out]
             for start in range(0, len(mine), _BATCH):
                 windows = self.calibration.windows[mine[start : start + _BATCH]]
-                batches.append(Batch.start(self.shelf.put(table[windows.to(self.device)]), held_out))
+                embedded = self.shelf.put(table[windows.to(self.device)])
+                batches.append(Batch.start(ResidualStream(embedded), embedded, held_out))
         return batches
 
-    def _run_shared(self, index: int, batches: list[Batch]) -> list[Fit]:
-        original = self._layer(index, self.dense[index], self.weights.layer(index))
-        for is_mlp in (False, True):
-            self._step_original(Half(original, is_mlp), batches)
-        batches[:] = [Batch.start(batch.original, batch.held_out) for batch in batches]
-        return []
+    @torch.no_grad()
+    def pass_layer(self, index: int, batches: list[Batch]) -> None:
+        """Layer `index`, which computes what the original's does, where all models are still the same.
 
-    def _run(self, index: int, batches: list[Batch], finished: Finished) -> list[Fit]:
+        What it writes last stays in flight: a rewired layer that follows may not wait for it.
+        """
+        layer = self._layer(index, self.own[index], self.weights.layer(index))
+        started = self._now()
+        for number, batch in enumerate(batches):
+            stream = batch.refitted
+            for is_mlp in (False, True):
+                stream = self._step(Half(layer, is_mlp), stream)
+            total = self.shelf.put(stream.total(layer.shards))
+            batches[number] = Batch.start(self.shelf.put_stream(stream), total, batch.held_out)
+        self.seconds += self._now() - started
+
+    @torch.no_grad()
+    def fit_layer(
+        self, index: int, batches: Sequence[Batch], known: FinishedLayer | None = None
+    ) -> tuple[dict[str, torch.Tensor], list[Fit]]:
+        """Layer `index` fitted, or as it is `known`: its tensors that changed, and how well each module fits."""
         source = self.weights.layer(index)
-        known = finished.read(index)
         original, converted = (self._layer(index, wirings[index], source) for wirings in (self.dense, self.own))
         start = source | (_to(known.tensors, self.device) if known else {})
         refitted = self._layer(index, self.own[index], {name: tensor.clone() for name, tensor in start.items()})
@@ -102,9 +128,17 @@ class Sweep:
             half = Half(refitted, is_mlp)
             round_weights = partial(self._round, index, refitted)
             fits += self._step_refitted(index, half, batches, round_weights, is_known=known is not None)
-        if known is None:
-            finished.write(index, self._changed(index, refitted, source), fits)
-        return fits
+        return self._changed(index, refitted, source), fits
+
+    @torch.no_grad()
+    def finish(self, streams: Sequence[ResidualStream], index: int) -> list[torch.Tensor]:
+        """What `streams` are after the layers from `index` on, all of them as in the original: [B, T, H] each."""
+        found = list(streams)
+        for later in range(index, self.config.num_hidden_layers):
+            layer = self._layer(later, self.dense[later], self.weights.layer(later))
+            for is_mlp in (False, True):
+                found = [self.shelf.put_stream(self._step(Half(layer, is_mlp), stream)) for stream in found]
+        return [self.shelf.put(on_device(stream, self.device).total(self.shards)) for stream in found]
 
     def _layer(
         self, index: int, wirings: tuple[ModuleWiring, ModuleWiring], tensors: dict[str, torch.Tensor]
@@ -180,31 +214,22 @@ class Sweep:
         names = (name, "mlp.down_proj.weight")
         return self.dtype or next(dtype for name in names if (dtype := self.weights.dtype(index, name)))
 
-    def _divergences(self, batches: Sequence[Batch]) -> tuple[Divergence, Divergence]:
-        judges = [batch for batch in batches if batch.converted is not None]
-        shards = Shards(self.config.tp_shards, self.config.tp_shards)
+    @torch.no_grad()
+    def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:
+        """On the windows that judge, of what the model's head makes of `others` from what it makes of `originals`."""
         norm, head = (self.weights.tensor(name) for name in ("model.norm.weight", self._head()))
 
-        def logits(states: Iterator[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def logits(totals: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+            states = (window for total in totals for window in total)
+
             def next_window(_: torch.Tensor) -> torch.Tensor:
                 normalised = rms_norm(next(states).to(self.device), norm.shape, norm, self.config.rms_norm_eps)
                 return linear(normalised, head)[None]
 
             return next_window
 
-        def states(totals: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-            return (window for total in totals for window in total)
-
         windows = self.calibration.windows[torch.tensor(self.calibration.held_out)]
-        converted, refitted = (
-            divergence(
-                logits(states(batch.original for batch in judges)),
-                logits(states(getattr(batch, name).total(shards) for batch in judges)),
-                windows,
-            )
-            for name in ("converted", "refitted")
-        )
-        return converted, refitted
+        return divergence(logits(originals), logits(others), windows)
 
     def _head(self) -> str:
         return "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"

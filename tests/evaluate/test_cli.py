@@ -185,6 +185,4 @@ def test_data_fetch_names_what_it_knows(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks, calibration.\n"
-    )
+    assert capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks, calibration.\n"

@@ -73,7 +73,10 @@ def test_a_left_padded_batch_generates_what_its_rows_do_alone(wiring: list[dict[
 
 
 @every_wiring
-@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+@pytest.mark.parametrize(
+    "implementation",
+    ["eager", pytest.param("flex_attention", marks=pytest.mark.xdist_group("flex"))],  # compiled once a process
+)
 def test_attention_implementations_agree(wiring: list[dict[str, Any]], implementation: str) -> None:
     # flex attention wants head dimensions of at least 16
     model = rewired_model(wiring, head_dim=16)

@@ -22,7 +22,7 @@ from .tiny import WIRINGS, tokens
 pytestmark = pytest.mark.xdist_group("ranks")
 every_wiring = pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
 
-# four ranks share two cores here: `make test-slow` runs all of them
+# several ranks share two cores here: `make test-slow` runs all of them
 some_wirings = pytest.mark.parametrize(
     "name",
     [

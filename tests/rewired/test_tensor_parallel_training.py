@@ -23,7 +23,6 @@ from .test_tensor_parallel import HIDDEN, some_wirings
 from .tiny import WIRINGS, tokens
 
 pytestmark = pytest.mark.xdist_group("ranks")
-every_wiring = pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
@@ -35,10 +34,10 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: floa
         assert error < tolerance, f"{name}: relative error {error:.2e}"
 
 
-@every_wiring
-def test_every_gradient_on_two_ranks_is_that_of_one_process(wiring: list[dict[str, Any]], tmp_path: Path) -> None:
+@some_wirings
+def test_every_gradient_on_two_ranks_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     """Embedding, lm_head, norms, gains and biases included; with gradient checkpointing too; over two batches."""
-    folder = saved(wiring, tmp_path)
+    folder = saved(WIRINGS[name], tmp_path)
     expected = after_two_batches(folder, 1, False)
     assert len(expected) == len(load(folder).state_dict())
     for plain, checkpointed in run_on_ranks(with_and_without_checkpointing, 2, folder):
@@ -67,9 +66,9 @@ def after_two_batches(folder: Path, ranks: int, is_checkpointed: bool) -> dict[s
     return gradients(model)
 
 
-@every_wiring
-def test_adapters_load_train_and_save_as_in_one_process(wiring: list[dict[str, Any]], tmp_path: Path) -> None:
-    folder = saved(wiring, tmp_path / "base")
+@some_wirings
+def test_adapters_load_train_and_save_as_in_one_process(name: str, tmp_path: Path) -> None:
+    folder = saved(WIRINGS[name], tmp_path / "base")
     config = LoraConfig(r=3, lora_alpha=6, target_modules=PROJECTIONS, task_type="CAUSAL_LM")
     adapted = get_peft_model(load(folder), config)
     with torch.no_grad():
@@ -115,7 +114,7 @@ def hidden_state_gradients(folder: Path, ranks: int) -> dict[str, Any]:
     return gradients(model)
 
 
-@pytest.mark.parametrize("name", WIRINGS)
+@some_wirings
 def test_backward_hides_the_reductions_that_forward_hides(name: str, tmp_path: Path) -> None:
     """And recomputing for gradient checkpointing repeats none that nobody reads."""
     folder = saved(WIRINGS[name], tmp_path)

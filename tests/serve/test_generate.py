@@ -31,6 +31,7 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
     expected = generate(hybrid, Prompt("Name three colours.", max_new_tokens=24), device="cpu")
