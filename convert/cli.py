@@ -59,8 +59,8 @@ class _ConvertCommand(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-def _wiring(metavar: str, help_text: str) -> Any:
-    return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Which layers, and how")
+def _wiring(metavar: str, help_text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel="Which layers, and how")
 
 
 def _fitting(metavar: str, help_text: str) -> Any:
@@ -88,6 +88,10 @@ def _convert(
     ] = None,
     standard_layers: Annotated[
         str | None, _wiring("LAYERS", "Back to dense: 0- for all of a rewired checkpoint.")
+    ] = None,
+    wiring_file: Annotated[
+        Path | None,
+        _wiring("FILE", "JSON: a list of regions, as `rewired select` writes it or config.json has it.", "--wiring"),
     ] = None,
     peek: Annotated[bool | None, _wiring("", "Modules also see what their own rank has not reduced yet.")] = None,
     overlap: Annotated[bool | None, _wiring("", "Modules do not wait for the update in flight.")] = None,
@@ -164,7 +168,8 @@ def _convert(
     is_fitted = refit is not None or calibrate is not None
     with sentences("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
         _check_options_have_layers(presets, modifiers)
-        wiring = [
+        wiring = _regions_in(wiring_file) if wiring_file else []
+        wiring += [
             {"layers": layers, "preset": preset, **options, **modifiers}
             for preset, (layers, options) in presets.items()
             if layers is not None
@@ -213,6 +218,17 @@ def _info(
             from .report import print_table
 
             print_table(f"{path} ({checkpoint.config['model_type']})", table)
+
+
+def _regions_in(file: Path) -> list[dict[str, Any]]:
+    """The regions of a JSON file. Raises ValueError where it has none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON that can be read ({error}).") from None
+    if not isinstance(found, list):
+        raise ValueError(f'{file} holds no list of regions, such as [{{"layers": "16-32", "preset": "ladder"}}].')
+    return found
 
 
 def _refit_request(

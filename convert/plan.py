@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewired.layer_ranges import as_ranges
-from rewired.wiring import ModuleWiring, Region, complete, make_region, resolve
+from rewired.wiring import ModuleWiring, Region, complete, parse_region, resolve
 
 from .llama import LlamaShape
 
@@ -19,15 +19,11 @@ def rewire(current: Sequence[Region], entries: Iterable[Mapping[str, Any]], num_
 
     Raises ValueError when an entry is malformed or two of them name the same module.
     """
-    new = [make_region(entry["layers"], entry["preset"], num_layers, **_options(entry)) for entry in entries]
+    new = [parse_region(entry, num_layers) for entry in entries]
     complete(new, num_layers)  # refuses entries that overlap
     taken = {index for region in new for index in region.module_indices}
     kept = [_without(region, taken) for region in current if not region.is_dense]
     return complete([region for region in kept if region.ranges] + new, num_layers)
-
-
-def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in ("layers", "preset")}
 
 
 def _without(region: Region, taken: set[int]) -> Region:

@@ -14,6 +14,7 @@ from .ranks import RankError
 
 ROOMS = (
     "rewired.convert.cli",
+    "rewired.convert.cli_select",
     "rewired.evaluate.cli",
     "rewired.serve.cli",
     "rewired.data",

@@ -166,13 +166,15 @@ def parse_wiring(entries: Sequence[Mapping[str, Any]] | None, num_layers: int) -
     """
     if not isinstance(entries, list | tuple | None):
         raise ValueError(f"wiring {entries!r} is not a list of regions.")
-    regions = []
-    for entry in entries or []:
-        if not isinstance(entry, Mapping) or not {"layers", "preset"} <= set(entry):
-            raise ValueError(f"A wiring entry needs 'layers' and 'preset', this one has {entry!r}.")
-        options = {name: value for name, value in entry.items() if name not in ("layers", "preset")}
-        regions.append(make_region(str(entry["layers"]), entry["preset"], num_layers, **options))
-    return complete(regions, num_layers)
+    return complete([parse_region(entry, num_layers) for entry in entries or []], num_layers)
+
+
+def parse_region(entry: Mapping[str, Any], num_layers: int) -> Region:
+    """A region from its JSON form, checked. Raises ValueError."""
+    if not isinstance(entry, Mapping) or not {"layers", "preset"} <= set(entry):
+        raise ValueError(f"A wiring entry needs 'layers' and 'preset', this one has {entry!r}.")
+    options = {name: value for name, value in entry.items() if name not in ("layers", "preset")}
+    return make_region(str(entry["layers"]), entry["preset"], num_layers, **options)
 
 
 def complete(regions: Sequence[Region], num_layers: int) -> list[Region]:

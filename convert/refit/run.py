@@ -99,7 +99,7 @@ def refit(
     what the source has them in. What an interrupted run
     of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
     """
-    calibration = load(request.text, _tokenizer(source), request.tokens)
+    calibration = load(request.text, load_tokenizer(source), request.tokens)
     settings = {
         "recipe": RECIPE,
         "config": {name: config[name] for name in sorted(config)},
@@ -140,7 +140,8 @@ def model_config(config: Mapping[str, Any], calibration: Calibration) -> Rewired
     return found
 
 
-def _tokenizer(source: Path) -> Any:
+def load_tokenizer(source: Path) -> Any:
+    """Raises ValueError where the checkpoint has none that loads."""
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # a broken file can raise anything

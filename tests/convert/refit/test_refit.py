@@ -26,21 +26,6 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dense(tmp_path_factory.mktemp("models") / "dense", initializer_range=0.3)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a small vocabulary, so that there is something to learn."""
-    generator = torch.Generator().manual_seed(0)
-    words = ["river", "stone", "bread", "cloud", "under", "over", "runs", "the"]
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(words[number] for number in torch.randint(8, (3000,), generator=generator).tolist()))
-    return path
-
-
-@pytest.fixture(scope="module")
 def request_of(text: Path) -> Request:
     return Request(LADDER, refit=RefitRequest(str(text), 6144))
 
