@@ -16,6 +16,7 @@ from ..request import MIX
 from .documents import Conversation, Document, sources
 
 WINDOW = 512  # tokens
+_DAY = "26 Jul 2024"
 _LEAST_SHARE = 4  # windows of a file, below which all files are read as one
 
 
@@ -119,6 +120,7 @@ def _templated(conversation: Conversation, tokenizer: Any) -> str:
     """As the model's chat template writes it, on a day that is always the same."""
     if not conversation:
         return ""
-    day = "26 Jul 2024"
-    text = tokenizer.apply_chat_template(conversation, tokenize=False, date_string=day, strftime_now=lambda _: day)
+    # transformers gives templates a clock of that name; a macro stands before it
+    template = f"{{% macro strftime_now(format) %}}{_DAY}{{% endmacro %}}" + tokenizer.get_chat_template()
+    text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, date_string=_DAY)
     return str(text)

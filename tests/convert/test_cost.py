@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.checkpoint import Checkpoint
+from rewired.convert.refit.shelf import Shelf
 from rewired.convert.request import make_plan
 from tests.convert.checkpoints import run
 from tests.evaluate.world import make_dense
@@ -18,6 +20,8 @@ from tests.evaluate.world import make_dense
 WIRINGS = {
     "ladder": [{"layers": "1-4", "preset": "ladder"}],
     "peek": [{"layers": "0-4", "preset": "ladder", "peek": True}],
+    "parallel": [{"layers": "0-4", "preset": "parallel"}],
+    "partial": [{"layers": "0-4", "preset": "partial", "shared_fraction": 0.5}],
 }
 
 
@@ -32,6 +36,35 @@ def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         convert(dense, tmp_path / "out", request)
     assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
+
+
+@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+def test_activations_are_those_that_are_kept(
+    wiring: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a third, at the peak: what is held of held-out tokens for a module's fit is left out."""
+    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
+    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
+    request = Request(wiring, refit=RefitRequest(str(tmp_path / "text.txt"), 16_384))
+    cost = make_plan(Checkpoint.open(dense), request).cost
+    alive, peak = 0, 0
+
+    def put(self: Shelf, tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal alive, peak
+        kept = tensor.clone()
+        alive += kept.nbytes
+        peak = max(peak, alive)
+        weakref.finalize(kept, drop, kept.nbytes)
+        return kept
+
+    def drop(size: int) -> None:
+        nonlocal alive
+        alive -= size
+
+    monkeypatch.setattr(Shelf, "put", put)
+    convert(dense, tmp_path / "out", request)
+    assert cost is not None
+    assert 0.67 < peak / cost.activations < 1.33
 
 
 def test_a_dry_run_tells_it(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.rewired.reference import (
 
 INPUTS = {"attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "mlp": ("mlp.gate_proj", "mlp.up_proj")}
 OUTPUT = {"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}
+GAIN = {"attn": "input_gain", "mlp": "post_attention_gain"}
 NORM = {"attn": "input_layernorm", "mlp": "post_attention_layernorm"}
 
 
@@ -41,8 +42,12 @@ def reference_refit(
     judge: Tensor,  # [B, T]
     input_ridges: Sequence[float],
     output_ridges: Sequence[float],
+    fits_gains: bool = False,
 ) -> dict[str, Tensor]:
-    """The weights after one sweep over the modules that `wiring` names, in float64."""
+    """The weights after one sweep, and gains if they are fitted too, in float64.
+
+    What is fitted is each module that `wiring` names, and each other one that reads a stream with local parts.
+    """
     fitted = {name: tensor.double() for name, tensor in state_dict.items()}
     original = dict(fitted)
     wired = answers_by_module(wiring, config)
@@ -54,12 +59,40 @@ def reference_refit(
             answers, prefix = wired.get((layer, kind), STANDARD), f"model.layers.{layer}."
             for stream in theirs:
                 run(stream, layer_weights(original, layer), config, kind, STANDARD)
-            if (layer, kind) in wired:
-                fit_what_it_reads(fitted, prefix, config, kind, answers, ours, input_ridges)
-                fit_what_it_writes(fitted, prefix, config, layer, kind, answers, ours, theirs, output_ridges)
+            gain = None
+            if (layer, kind) in wired or has_local_parts(ours[0]):
+                if fits_gains and answers.peek and any(part.any() for part in own_parts(ours[0], answers)):
+                    gain = fitted_gain(answers, ours, theirs)
+                    fitted[f"{prefix}{GAIN[kind]}.weight"] = gain
+                fit_what_it_reads(fitted, prefix, config, kind, answers, gain, ours, input_ridges)
+                fit_what_it_writes(fitted, prefix, config, layer, kind, answers, gain, ours, theirs, output_ridges)
             for stream in ours:
-                run(stream, layer_weights(fitted, layer), config, kind, answers)
+                run(stream, layer_weights(fitted, layer), config, kind, answers, gain)
     return fitted
+
+
+def has_local_parts(stream: Stream) -> bool:
+    return any(bool(part.any()) for part in stream.d)
+
+
+def own_parts(stream: Stream, answers: Answers) -> list[Tensor]:
+    """d^k, and q^k where the module does not wait for it."""
+    return [d if answers.wait else d + q for d, q in zip(stream.d, stream.q, strict=True)]
+
+
+def fitted_gain(answers: Answers, ours: list[Stream], theirs: list[Stream]) -> Tensor:  # [r, H]
+    """<u_c, z^k_c> / <z^k_c, z^k_c> on tokens weighted by 1 / rms; ones where that is no better on the judges."""
+    pairs = []
+    for stream, other in zip(ours, theirs, strict=True):
+        scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
+        own = torch.stack([scale * part for part in own_parts(stream, answers)])  # [r, B, T, H]
+        settled = stream.S[0] + stream.u[0] if answers.wait else stream.S[0]
+        pairs.append((own, scale * (everything(stream) - settled)))
+    (own, missing), (judged_own, judged) = pairs
+    gain = (own * missing).sum((1, 2)) / own.square().sum((1, 2))
+    gain = torch.where(own.square().sum((1, 2)) > 0, gain, 1.0)
+    errors = [(judged - g[:, None, None] * judged_own).square().mean() for g in (gain, torch.ones_like(gain))]
+    return gain if errors[0] < errors[1] else torch.ones_like(gain)
 
 
 def fit_what_it_reads(
@@ -68,6 +101,7 @@ def fit_what_it_reads(
     config: LlamaConfig,
     kind: str,
     answers: Answers,
+    gain: Tensor | None,
     ours: list[Stream],
     ridges: Sequence[float],
 ) -> None:
@@ -77,7 +111,7 @@ def fit_what_it_reads(
     for k in range(ours[0].r):
         pairs = []
         for stream in ours:
-            x = rms_norm(stream.read(k, answers, None), ones, config).flatten(0, 1)
+            x = rms_norm(stream.read(k, answers, gain), ones, config).flatten(0, 1)
             y = rms_norm(everything(stream), ones, config).flatten(0, 1)
             pairs.append((x, y - x))
         deltas.append(best(*pairs, ridges))
@@ -100,6 +134,7 @@ def fit_what_it_writes(
     layer: int,
     kind: str,
     answers: Answers,
+    gain: Tensor | None,
     ours: list[Stream],
     theirs: list[Stream],
     ridges: Sequence[float],
@@ -108,9 +143,9 @@ def fit_what_it_writes(
     weights = layer_weights(fitted, layer)
     pairs = []
     for stream, other in zip(ours, theirs, strict=True):
-        h = sum(module_outputs(stream, weights, config, kind, answers, only_hidden=True))
+        h = sum(module_outputs(stream, weights, config, kind, answers, gain, only_hidden=True))
         after = deepcopy(stream)
-        run(after, weights, config, kind, answers)
+        run(after, weights, config, kind, answers, gain)
         scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
         pairs.append(((scale * h).flatten(0, 1), (scale * (everything(other) - everything(after))).flatten(0, 1)))
     delta = best(*pairs, ridges)
@@ -138,8 +173,15 @@ def everything(stream: Stream) -> Tensor:
     return stream.S[0] + stream.u[0] + sum(stream.d)
 
 
-def run(stream: Stream, weights: dict[str, Tensor], config: LlamaConfig, kind: str, answers: Answers) -> None:
-    stream.write(module_outputs(stream, weights, config, kind, answers), answers)
+def run(
+    stream: Stream,
+    weights: dict[str, Tensor],
+    config: LlamaConfig,
+    kind: str,
+    answers: Answers,
+    gain: Tensor | None = None,
+) -> None:
+    stream.write(module_outputs(stream, weights, config, kind, answers, gain), answers)
 
 
 def module_outputs(
@@ -148,6 +190,7 @@ def module_outputs(
     config: LlamaConfig,
     kind: str,
     answers: Answers,
+    gain: Tensor | None,
     only_hidden: bool = False,
 ) -> list[Tensor]:
     """Each rank's partial output or, with `only_hidden`, its part of what the last projection is given."""
@@ -156,7 +199,7 @@ def module_outputs(
         weights = weights | {name: torch.eye(weights[name].shape[1], dtype=torch.float64)}
     outputs = []
     for k in range(stream.r):
-        x = rms_norm(stream.read(k, answers, None), weights[f"{NORM[kind]}.weight"], config)
+        x = rms_norm(stream.read(k, answers, gain), weights[f"{NORM[kind]}.weight"], config)
         if kind == "attn":
             rotary = tuple(table.double() for table in rotary_table(config, x, x.shape[1]))
             outputs.append(attention(x, weights, config, rotary, k, stream.r))

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.convert import Conversion, RefitRequest, Request, convert
+from rewired.convert import Conversion, RefitRequest, Request, cli, convert
 from rewired.convert.refit.text import load
+from rewired.convert.request import MIX
 from rewired.evaluate.divergence import divergence
 from tests.convert.checkpoints import run, snapshot
 from tests.evaluate.world import make_dense
@@ -209,13 +210,89 @@ def test_gains_are_the_designs_quotient(dense: Path, text: Path, tmp_path: Path)
         )
 
 
-def test_weights_are_rounded_to_what_is_stored(dense: Path, request_of: Request, tmp_path: Path) -> None:
-    """And what is told counts the rounding in."""
-    done = convert(dense, tmp_path / "model", replace(request_of, dtype="bfloat16"))
+def kl(original: Path, other: Path, text: Path) -> float:
+    """Of the loaded checkpoints, on the windows that were held out."""
+    calibration = load(str(text), AutoTokenizer.from_pretrained(original), 6144)
+    windows = calibration.windows[torch.tensor(calibration.held_out)]
+    return divergence(lambda ids: logits(original, ids), lambda ids: logits(other, ids), windows).kl
+
+
+def test_what_it_tells_counts_rounding_in(dense: Path, text: Path, request_of: Request, tmp_path: Path) -> None:
+    """A checkpoint in bfloat16 stays one, and later modules correct what rounding earlier ones left."""
+    source = tmp_path / "bfloat16"
+    convert(dense, source, Request([{"layers": "0-", "preset": "standard"}], to_llama=True, dtype="bfloat16"))
+    done = convert(source, tmp_path / "model", request_of)
     tensors = load_file(done.out / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert done.refit is not None
-    assert done.refit.after.kl < 0.5 * done.refit.before.kl
+    assert done.refit.after.kl == pytest.approx(kl(source, done.out, text), rel=1e-4)
+    exact = convert(source, tmp_path / "exact", replace(request_of, dtype="float32"))
+    assert exact.refit is not None
+    assert exact.refit.after.kl != pytest.approx(done.refit.after.kl, rel=1e-4)  # so rounding shows
+
+
+def test_every_tensor_keeps_its_own_type(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    """As where norms are kept in float32."""
+    source = make_dense(tmp_path / "dense", initializer_range=0.3)
+    tensors = load_file(source / "model.safetensors")
+    mixed = {name: tensor if "norm" in name else tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(mixed, source / "model.safetensors", {"format": "pt"})
+    out = convert(source, tmp_path / "model", request_of).out
+    found = load_file(out / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in mixed.items()}
+    assert any(not torch.equal(found[name], mixed[name]) for name in mixed if "proj" in name)
+
+
+def test_gains_and_matrices_together(dense: Path, text: Path, tmp_path: Path) -> None:
+    """Of a source in many files: gains get a file of their own, and an index that names them."""
+    source = make_dense(tmp_path / "dense", initializer_range=0.3)
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(source, max_shard_size="60KB")
+    (source / "model.safetensors").unlink(missing_ok=True)
+    done = convert(source, tmp_path / "model", Request(PEEK, refit=RefitRequest(str(text), 6144, gains=True)))
+    assert done.refit is not None and done.refit.after.kl < 0.5 * done.refit.before.kl
+    assert done.refit.after.kl == pytest.approx(kl(source, done.out, text), rel=1e-4)
+    places = json.loads((done.out / INDEX).read_text())["weight_map"]
+    assert sum("_gain" in name for name in places) == 6
+    assert {name for file in set(places.values()) for name in load_file(done.out / file)} == places.keys()
+    assert {fit.gain is None for fit in done.refit.fits} == {False}
+
+
+def test_a_token_whose_embedding_is_zero_does_no_harm(request_of: Request, tmp_path: Path) -> None:
+    source = make_dense(tmp_path / "dense", initializer_range=0.3)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.embed_tokens.weight"][ord("r")] = 0.0  # of any letter that the text has
+    tensors["model.embed_tokens.weight"][:] *= (torch.arange(259) % 7 != 0)[:, None]
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    done = convert(source, tmp_path / "model", replace(request_of, wiring=[{"layers": "0-4", "preset": "ladder"}]))
+    assert done.refit is not None and done.refit.after.kl < done.refit.before.kl
+    assert all(tensor.isfinite().all() for tensor in load_file(done.out / "model.safetensors").values())
+
+
+def test_copies_and_replaces_as_every_conversion(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    convert(dense, tmp_path / "model", Request(LADDER))
+    with pytest.raises(ValueError, match="exists: choose another name"):
+        convert(dense, tmp_path / "model", request_of)
+    peeking = RefitRequest(request_of.refit.text, 6144, gains=True, matrices=False) if request_of.refit else None
+    convert(dense, tmp_path / "model", Request(PEEK, copy=True, refit=peeking), force=True)
+    kept = next(path for path in (tmp_path / "model").glob("*.safetensors") if "gains" not in path.name)
+    assert not kept.samefile(dense / "model.safetensors")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "model"]
+    convert(dense, tmp_path / "model", request_of, force=True)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+
+
+def test_a_plain_conversion_leaves_what_a_refit_kept(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    def stop(layer: int, layers: int, fits: list[Any]) -> None:
+        if fits:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(dense, tmp_path / "model", request_of, on_layer=stop)
+    before = snapshot(tmp_path / ".model.refit")
+    convert(dense, tmp_path / "model", Request(LADDER))
+    assert snapshot(tmp_path / ".model.refit") == before
 
 
 def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
@@ -256,6 +333,34 @@ def test_what_another_call_left_is_not_gone_on_with(
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--refit"], RefitRequest(MIX)),
+        (["--refit", "--refit-tokens", "9"], RefitRequest(MIX, 9)),
+        (["--refit=a.txt", "--peek"], RefitRequest("a.txt")),
+        (["--refit", "a.txt", "--calibrate"], RefitRequest("a.txt", gains=True)),
+        (["--calibrate", "--peek"], RefitRequest(MIX, gains=True, matrices=False)),
+        (["--calibrate", "a.txt", "--refit"], RefitRequest("a.txt", gains=True)),
+        ([], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_are_read(arguments: list[str], wanted: RefitRequest | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--refit and --calibrate may stand alone, with a text or without."""
+    asked: list[Request] = []
+
+    def ask(source: str, out: str, request: Request, **_: Any) -> None:
+        asked.append(request)
+        raise ValueError("heard.")
+
+    monkeypatch.setattr(cli, "convert", ask)
+    monkeypatch.setattr("sys.argv", ["convert", "model", "out", "--ladder-layers", "1-4", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert [request.refit for request in asked] == [wanted]
+
+
 def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     done = run(
         "convert", dense, "out", "--ladder-layers", "1-4", "--refit", text, "--refit-tokens", "6144", cwd=tmp_path
@@ -277,6 +382,9 @@ BAD = {
     "broken": (["--refit", "broken.json"], "broken.json cannot be read as json"),
     "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
     "empty folder": (["--refit", "empty"], "empty holds no text"),
+    "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),
+    "tokens alone": (["--refit-tokens", "9"], "--refit-tokens goes with --refit or --calibrate"),
+    "spill alone": (["--spill", "empty"], "--spill goes with --refit or --calibrate"),
 }
 
 
@@ -306,6 +414,14 @@ def test_bad_input_is_one_sentence(
     assert sentence in printed.err and "Traceback" not in printed.err
     assert printed.err.strip().count("\n") == 0
     assert snapshot(tmp_path) == before
+
+
+def test_the_authors_ladder_has_no_original(request_of: Request, tmp_path: Path) -> None:
+    source = make_dense(tmp_path / "dense")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "llamaLadder", "ladder_layers": [2, 3]}))
+    with pytest.raises(ValueError, match="was trained as a ladder, so there is no dense original to fit it to"):
+        convert(source, tmp_path / "out", Request(refit=request_of.refit))
 
 
 def test_a_checkpoint_without_a_tokenizer_is_said(request_of: Request, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from rewired.convert.refit import documents
 from rewired.convert.refit.text import WINDOW, Calibration, load
-from tests.evaluate.world import tokenizer
+from tests.evaluate.world import CHAT, tokenizer
 
 CONVERSATION = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
 ROWS: dict[str, tuple[Any, str]] = {
@@ -121,6 +121,41 @@ def test_what_is_there_is_enough(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a" * (2 * WINDOW - 10))
     with pytest.raises(ValueError, match="too short to calibrate on: it has to have 1024 tokens"):
         load(str(tmp_path / "a.txt"), tokenizer(), 100 * WINDOW)
+
+
+def test_many_small_files_are_read_as_one(tmp_path: Path) -> None:
+    """Each would have less than a window's share, and none would be read."""
+    for number in range(100):
+        (tmp_path / f"{number:03d}.md").write_text(f"{number:03d} " * 40)
+    calibration = load(str(tmp_path), tokenizer(), 8 * WINDOW)
+    assert calibration.windows.shape == (8, WINDOW)
+    assert len({word for word in read_back(calibration).split() if len(word) == 3}) > 20
+
+
+def test_a_template_that_takes_no_system_turn_reads_the_others(tmp_path: Path) -> None:
+    strict = tokenizer()
+    strict.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+        "{% if messages[0]['role'] == 'assistant' %}{{ raise_exception('a user first') }}{% endif %}"
+        + strict.chat_template
+    )
+    rows = [
+        {"messages": [{"role": "system", "content": "Be brief."}, *CONVERSATION]},
+        {"messages": CONVERSATION[1:]},
+    ]
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps(rows * 200))
+    assert ("user: Why?\nassistant: Because.\nassistant:" * 200).startswith(read_back(load(str(path), strict, 1024)))
+
+
+def test_a_template_that_writes_the_date_is_read_the_same_way_every_day(tmp_path: Path) -> None:
+    """As Llama 3's does, by `strftime_now` or `date_string`."""
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"messages": CONVERSATION}] * 200))
+    dated = tokenizer()
+    for date in ("{{ strftime_now('%d %b %Y') }}", "{{ date_string }}"):
+        dated.chat_template = date + CHAT
+        assert read_back(load(str(path), dated, 1024)).startswith("26 Jul 2024user: Why?")
 
 
 def test_a_dataset_that_no_hub_gives_is_said() -> None:
