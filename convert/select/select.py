@@ -103,6 +103,10 @@ def select(
 
 
 def _check(request: SelectRequest) -> None:
+    try:
+        import matplotlib  # noqa: F401 - for the plot, hours later
+    except ImportError:
+        raise ValueError("A selection draws a plot, and matplotlib is not installed: pip install matplotlib.") from None
     known = [*WIRINGS, "spd", "mix"]
     if request.wiring not in known:
         near = get_close_matches(request.wiring, known, n=1, cutoff=0.85)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,14 @@ def test_a_rewired_model_is_refused(text: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is rewired already"):
         scored(hybrid.out, text, tmp_path / "choice")
+
+
+def test_a_missing_package_is_said_before_anything_is_scored(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match="matplotlib is not installed"):
+        scored(dense, tmp_path / "nowhere.txt", tmp_path / "choice")
 
 
 @pytest.mark.parametrize(
