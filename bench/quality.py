@@ -86,7 +86,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
-    row["on"] = {name: _told(found) for name, found in compare(source, out, texts).items()}
+    row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
     with RESULT.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(_name(row), {name: round(found["kl"], 3) for name, found in row["on"].items()}, flush=True)
@@ -115,7 +115,7 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
     return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
 
 
-def _told(found: Divergence) -> dict[str, Any]:
+def told(found: Divergence) -> dict[str, Any]:
     return {name: value for name, value in asdict(found).items() if name != "agreement"} | {"top1": found.agreement[1]}
 
 

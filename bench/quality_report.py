@@ -1,4 +1,4 @@
-"""results/quality/measured.jsonl as a table, measured.md, and as a picture, frontier.png, beside it.
+"""results/quality: measured.jsonl as a table and as a picture, frontier.png, and variants.jsonl as a table.
 
 .venv/bin/python bench/quality_report.py
 """
@@ -22,6 +22,17 @@ def main() -> None:
     rows = [json.loads(line) for line in (FOLDER / "measured.jsonl").read_text().splitlines()]
     (FOLDER / "measured.md").write_text(table(rows))
     frontier(rows, FOLDER / "frontier.png")
+    variants = [json.loads(line) for line in (FOLDER / "variants.jsonl").read_text().splitlines()]
+    (FOLDER / "variants.md").write_text(variants_table(variants))
+
+
+def variants_table(rows: list[list[Any]]) -> str:
+    """KL of every variant, side by side for the layers that it was tried on."""
+    lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
+    for name, layers, tokens, found in sorted(rows, key=lambda row: row[1]):
+        kls = [f"{found[kind]['kl']:.3f}" for kind in KINDS]
+        lines.append(f"| {' | '.join([layers, name, f'{tokens:,}', *kls])} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
