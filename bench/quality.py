@@ -45,8 +45,7 @@ FITS: dict[str, RefitRequest | None] = {
     "refit 32k": RefitRequest(tokens=32_768),
     "calibrate 32k": RefitRequest(tokens=32_768, gains=True, matrices=False),
     "calibrate + refit 32k": RefitRequest(tokens=32_768, gains=True),
-    "converted bfloat16": None,
-    "refit 32k bfloat16": RefitRequest(tokens=32_768),
+    "refit 32k float32": RefitRequest(tokens=32_768),  # the source is in bfloat16, and so are the others
     "refit 8k": RefitRequest(tokens=8_192),
     "refit 64k": RefitRequest(tokens=65_536),
 }
@@ -81,7 +80,7 @@ def _name(row: dict[str, Any]) -> str:
 def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torch.Tensor]) -> None:
     started = time.perf_counter()
     wiring = [WIRINGS[row["wiring"]] | {"layers": row["layers"]}]
-    dtype = "bfloat16" if "bfloat16" in row["fit"] else None
+    dtype = "float32" if "float32" in row["fit"] else None
     done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rewired.cli import sentences
+from rewired.wiring import parse_wiring
 
 from .request import MIX
 
 if TYPE_CHECKING:
-    from .select import Selection
+    from .select import Candidate, Selection, SelectRequest
+    from .select.scores import Score
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -65,9 +68,10 @@ def _select(
     convert llama-3.1-8b --wiring llama-3.1-8b-select-ladder-16/wiring.json --refit
     ```
     """
-    interrupted = "interrupted; layers that are scored are kept: the same command goes on with them."
+    interrupted = "interrupted; what is scored is kept: the same command goes on with them."
     with sentences("rewired select", interrupted), _Progress() as progress:
         from .select import SelectRequest, select
+        from .select.wirings import NAMES
 
         request = SelectRequest(wiring, budget, exposed, tp_shards, text, tokens, spill, measure)
         done = select(
@@ -76,14 +80,14 @@ def _select(
             request,
             revision=revision,
             force=force,
-            on_score=lambda name, layer, layers: progress.show(f"scoring {name}", layer, layers),
-            on_layer=lambda name, layer, layers: progress.show(f"refitting: {name}", layer + 1, layers),
+            on_score=progress.scored,
+            on_layer=lambda name, layer, layers: progress.show(f"refitting {name}", layer + 1, layers),
         )
-    _print(done, source)
+    _print(done, NAMES[wiring], _conversion(done, source, request, revision))
 
 
 class _Progress:
-    """On stderr, a bar for each thing that goes over the layers; from the first one on."""
+    """On stderr, a bar for each thing that goes over the layers and a line for each score; from the first one on."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -100,6 +104,11 @@ class _Progress:
         if self.tasks:
             self.progress.stop()
 
+    def scored(self, name: str, layer: int, layers: int, score: Score) -> None:
+        self.show(f"scoring {name}", layer + 1, layers)
+        pair = "" if score.pair is None else f", with the next one {score.pair:.4f}"
+        self.progress.console.print(f"{name}, layer {layer}: KL {score.single:.4f}{pair}", highlight=False)
+
     def show(self, what: str, done: int, of: int) -> None:
         if not self.tasks:
             self.progress.start()
@@ -108,23 +117,44 @@ class _Progress:
         self.progress.update(self.tasks[what], completed=done)
 
 
-def _print(done: Selection, source: str) -> None:
+def _conversion(done: Selection, source: str, request: SelectRequest, revision: str | None) -> str:
+    """The command that makes what was chosen."""
+    command = ["convert", source, "--wiring", str(done.out / "wiring.json")]
+    command += ["--revision", revision] if revision else []
+    command += ["--tp-shards", str(done.tp_shards)] if request.tp_shards is not None else []
+    command += ["--refit"] if request.text == MIX else ["--refit", request.text]
+    return shlex.join([*command, "--refit-tokens", str(request.tokens)])
+
+
+def _print(done: Selection, names: Sequence[str], command: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    grid = Table(title=f"{source}: KL(original || only this layer rewired), refitted", title_justify="left")
-    for heading in ("layer", *done.names, "chosen"):
+    grid = Table(title="KL(original || only this layer rewired), refitted", title_justify="left")
+    for heading in ("layer", *names, "chosen"):
         grid.add_column(heading, justify="right")
-    for layer, name in enumerate(done.choice):
-        scores = (f"{done.scores.found[wiring][layer].single:.4f}" for wiring in done.names)
-        grid.add_row(str(layer), *scores, "" if name == "standard" else name)
+    for layer, own in enumerate(done.choice):
+        scores = (f"{done.kept.read(name)[layer].single:.4f}" for name in names)
+        grid.add_row(str(layer), *scores, "" if own == "standard" else own)
     console.print(grid)
-    grid = Table("", "layers", "waited for\na token", "KL: sum of\nthe scores", "converted", "refitted")
+    grid = Table("", "layers", "waited for\na token", "price", "KL\nconverted", "refitted")
     for each in done.candidates:
-        layers = "; ".join(entry["layers"] for entry in each.wiring)
-        measured = ("" if kl is None else f"{kl:.4f}" for kl in (each.converted, each.refitted))
-        grid.add_row(each.name, layers, str(each.exposed), f"{each.predicted:.4f}", *measured)
+        regions = parse_wiring(each.wiring, len(done.choice))
+        layers = "; ".join(f"{region.describe()} {region.layers}" for region in regions if not region.is_dense)
+        grid.add_row(each.name, layers, str(each.exposed), f"{each.price:.4f}", *_kls(each))
     console.print(grid)
-    command = shlex.join(["convert", source, "--wiring", str(done.out / "wiring.json"), "--refit"])
-    console.print(f"{done.out} holds the scores, a plot and the choice. To make it: {command}", soft_wrap=True)
+    console.print(
+        f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, which also judged each fit. "
+        f"{done.out} holds the scores, a plot and the choice. To make it:\n    {command}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _kls(candidate: Candidate) -> tuple[str, str]:
+    found = candidate.measured
+    if found is None:
+        return "", ""
+    error = "" if found.standard_error is None else f" ± {found.standard_error:.4f}"
+    return f"{found.converted:.4f}", f"{found.refitted:.4f}{error}"

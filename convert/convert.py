@@ -16,7 +16,7 @@ from rewired.wiring import Region, resolve
 from . import destination
 from .checkpoint import Checkpoint, gain_names
 from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
-from .rewrite import DTYPES, parse_dtype
+from .rewrite import check_types, parse_dtype
 from .safetensors_header import TensorInfo
 from .write import Job, new_config, write
 
@@ -103,8 +103,7 @@ def _refit(job: Job, config: Mapping[str, Any], work: Path, on_layer: Callable[[
     modules = resolve(job.plan.regions, job.checkpoint.shape.num_hidden_layers, job.checkpoint.shape.hidden_size)
     layers = {f"model.layers.{index // 2}." for index, module in enumerate(modules) if module.is_rewired}
     changing = [info for name, info in job.tensors.items() if name.startswith(tuple(layers))]
-    if odd := {info.dtype for info in changing} - set(DTYPES.values()):
-        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: convert with --dtype bfloat16.")
+    check_types(changing)
     files = {info.file for info in changing}
     rewritten = sum(info.size for info in job.tensors.values() if info.file in files)
     destination.check_space(job.out, rewritten + sum(info.size for info in changing))  # what is kept meanwhile, too

@@ -17,6 +17,7 @@ from .llama import AUTHORS_LADDER
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text
+_MOST_RANGES = 4  # that a default name spells out
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,9 @@ def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> st
 
 
 def _slug(region: Region) -> str:
-    """A region in a file name: `ladder-peek-16-32`, `desync-4x-8-16`, `partial-0.5-0-4_8-12`."""
-    words = f"{region.describe()} {region.layers}".replace(" + ", "-").replace(" - ", "-no-")
+    """A region in a file name: `ladder-peek-16-32`, `desync-4x-8-16`, `partial-0.5-0-4_8-12`, `ladder-20-layers`."""
+    layers = region.layers
+    if len(region.ranges) > _MOST_RANGES:
+        layers = f"{len({index // 2 for index in region.module_indices})} layers"
+    words = f"{region.describe()} {layers}".replace(" + ", "-").replace(" - ", "-no-")
     return re.sub(r"[^\w.-]+", "-", words.replace(",", "_")).strip("-")

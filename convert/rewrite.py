@@ -21,6 +21,12 @@ def parse_dtype(name: str) -> str:
     return name
 
 
+def check_types(tensors: Iterable[TensorInfo]) -> None:
+    """Raise ValueError if one of `tensors` is in a type that no fit can be written in."""
+    if odd := {info.dtype for info in tensors} - set(DTYPES.values()):
+        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: convert with --dtype bfloat16.")
+
+
 def needs_cast(tensors: Iterable[TensorInfo], dtype: str) -> bool:
     return any(info.dtype in DTYPES.values() and info.dtype != DTYPES[dtype] for info in tensors)
 

@@ -114,7 +114,7 @@ class ModuleWiring:
         return self.reads_shards or self.merge == "mean"
 
 
-def make_region(layers: str, preset: str, num_layers: int, **options: Any) -> Region:
+def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) -> Region:
     """A checked region. An option that is None takes the preset's default. Raises ValueError."""
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"'{preset}' is not a wiring: choose one of {', '.join(PRESETS)}.")

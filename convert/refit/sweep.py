@@ -79,9 +79,7 @@ class Sweep:
             on_layer(index, self.config.num_hidden_layers, fits)
         originals = [batch.original for batch in batches if batch.held_out]
         streams = [[getattr(batch, name) for batch in batches if batch.held_out] for name in ("converted", "refitted")]
-        converted, refitted = (
-            self.divergence(originals, (stream.total(self.shards) for stream in each)) for each in streams
-        )
+        converted, refitted = (self.divergence(originals, map(self.total, each)) for each in streams)
         return converted, refitted
 
     def start(self) -> list[Batch]:
@@ -131,14 +129,16 @@ class Sweep:
         return self._changed(index, refitted, source), fits
 
     @torch.no_grad()
-    def finish(self, streams: Sequence[ResidualStream], index: int) -> list[torch.Tensor]:
-        """What `streams` are after the layers from `index` on, all of them as in the original: [B, T, H] each."""
-        found = list(streams)
-        for later in range(index, self.config.num_hidden_layers):
-            layer = self._layer(later, self.dense[later], self.weights.layer(later))
-            for is_mlp in (False, True):
-                found = [self.shelf.put_stream(self._step(Half(layer, is_mlp), stream)) for stream in found]
-        return [self.shelf.put(on_device(stream, self.device).total(self.shards)) for stream in found]
+    def advance(self, index: int, streams: Sequence[ResidualStream]) -> list[ResidualStream]:
+        """`streams` after layer `index`, as the original has it."""
+        layer = self._layer(index, self.dense[index], self.weights.layer(index))
+        for is_mlp in (False, True):
+            streams = [self.shelf.put_stream(self._step(Half(layer, is_mlp), stream)) for stream in streams]
+        return list(streams)
+
+    def total(self, stream: ResidualStream) -> torch.Tensor:
+        """All that was contributed to `stream`, [B, T, H]."""
+        return self.shelf.put(on_device(stream, self.device).total(self.shards))
 
     def _layer(
         self, index: int, wirings: tuple[ModuleWiring, ModuleWiring], tensors: dict[str, torch.Tensor]

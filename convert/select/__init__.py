@@ -1,6 +1,5 @@
 """Which layers to rewire: measured layer by layer, and chosen within a budget."""
 
-from .picker import Candidate
-from .select import Selection, SelectRequest, select
+from .select import Candidate, Selection, SelectRequest, select
 
 __all__ = ["Candidate", "SelectRequest", "Selection", "select"]

@@ -1,12 +1,12 @@
-"""Which layers to rewire: scored after a refit, chosen within a budget, and measured beside the paper's choice."""
+"""Which layers to rewire: scored after a refit, chosen within a budget, and measured beside the papers' choice."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,33 @@ import torch
 
 from rewired.cache import digest
 from rewired.ranks import choose_device
-from rewired.sources import Source, find_source
+from rewired.sources import Source, checkpoint_folder, find_source
 from rewired.wiring import parse_wiring
 
 from .. import destination
 from ..checkpoint import Checkpoint
 from ..refit.documents import check
-from ..refit.run import load_tokenizer, refit
+from ..refit.run import RECIPE, load_tokenizer, refit
 from ..refit.shelf import Shelf
-from ..refit.text import load
+from ..refit.text import Calibration, load
 from ..refit.weights import Weights
 from ..request import MIX, RefitRequest
+from ..rewrite import check_types
 from ..write import wired_config
-from .choice import STANDARD, Choice
-from .picker import MIXED, SPD, WIRINGS, Candidate, Picker
+from .choice import STANDARD, Choice, choose
 from .plots import draw
-from .scores import OnScore, Scorer, Scores, settings_of
+from .scorer import OnScore, Scorer
+from .scores import Kept, Measured
+from .wirings import NAMES, entries, exposed, exposures, last, least_exposed
+
+OnLayer = Callable[[str, int, int], None]  # hears of a candidate that is refitted, the layer done, how many there are
 
 
 @dataclass(frozen=True)
 class SelectRequest:
     """How many layers to rewire as `wiring`, or how many all-reduces a token may wait for; and what to score on."""
 
-    wiring: str = "ladder"  # one of WIRINGS, `spd`, or `mix`: the best of several for each layer
+    wiring: str = "ladder"  # one of NAMES
     budget: int | None = None  # layers
     exposed: int | None = None  # all-reduces a token
     tp_shards: int | None = None
@@ -46,18 +50,26 @@ class SelectRequest:
     spill: Path | None = None
     measure: bool = True
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return {"mix": MIXED, "spd": (SPD,)}.get(self.wiring, (self.wiring,))
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of layers: what it costs by its `price`, the sum over its layers and neighbours, and when measured."""
+
+    name: str
+    wiring: list[dict[str, Any]]  # as config.json has it, standard layers left out
+    exposed: int
+    price: float
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
 class Selection:
     out: Path
-    names: tuple[str, ...]  # of the wirings that were chosen from
-    scores: Scores
+    tp_shards: int
+    calibration: Calibration
+    kept: Kept
     choice: Choice
-    candidates: list[Candidate]  # what was chosen, and what the paper takes at the same budget
+    candidates: list[Candidate]  # what was chosen, and what the papers take at the same budget
 
 
 def select(
@@ -68,37 +80,34 @@ def select(
     revision: str | None = None,
     force: bool = False,
     on_score: OnScore = lambda *_: None,
-    on_layer: Callable[[str, int, int], None] = lambda *_: None,
+    on_layer: OnLayer = lambda *_: None,
 ) -> Selection:
     """Score the layers of `source`, choose, measure, and write scores, choice and plot to the folder `out`.
 
-    Scores are kept in the user's cache: another budget needs no second scoring, and an interrupted one goes on.
-    `on_layer` hears of the candidate, the layer and the number of layers while candidates are measured. Raises
-    ValueError with one sentence for what is unfit.
+    Scores and measurements are kept in the user's cache: another budget needs no second scoring, and an interrupted one
+    goes on. Raises ValueError with one sentence for what is unfit.
     """
     _check(request)
     found = find_source(source, revision)
+    target = Path(out) if out else Path(_default_name(found, request))
+    _check_free(target, force)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        preview = Checkpoint.open(found.preview(Path(scratch) / "preview"))
-        tp_shards = _check_fits(request, preview)
-        target = Path(out) if out else Path(_default_name(found, request))
-        _check_free(target, force)
-        if request.text != MIX:
-            check(request.text)
-        checkpoint = Checkpoint.open(found.fetch(Path(scratch) / "source", None))
-        scores = _scored(checkpoint, request, tp_shards, on_score)
-        picker = Picker(checkpoint.shape, request.names, scores)
-        choice = picker.best(request.budget, request.exposed)
-        candidates = [picker.candidate("chosen", choice)]
-        last = picker.last(request.budget, candidates[0].exposed)
-        if last != choice:
-            candidates.append(picker.candidate(f"last {len(last) - last.count(STANDARD)} layers", last))
+        tp_shards = _check_fits(request, Checkpoint.open(found.preview(Path(scratch))))
+    if request.text != MIX:
+        check(request.text)
+    with destination.staged_folder(target) as staging:
+        checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
+        job = _Job(checkpoint, request, tp_shards, target)
+        job.score(on_score)
+        choice = job.best()
+        candidates = [job.candidate("chosen", choice)]
+        if (papers := last(len(choice), NAMES[request.wiring][0], request.budget, request.exposed)) != choice:
+            candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
-            work = target.with_name(f".{target.name}.refit")
-            candidates = [_measured(each, checkpoint, request, tp_shards, work, on_layer) for each in candidates]
-        selection = Selection(target, request.names, scores, choice, candidates)
-        with destination.staged_folder(target) as staging:
-            _write(selection, request, staging)
+            candidates = [job.measure(candidate, on_layer) for candidate in candidates]
+        selection = Selection(target, tp_shards, job.calibration, job.kept, choice, candidates)
+        _write(selection, source, revision, request, staging)
+        _check_free(target, force)  # it took time: something may have come there
     return selection
 
 
@@ -107,12 +116,11 @@ def _check(request: SelectRequest) -> None:
         import matplotlib  # noqa: F401 - for the plot, hours later
     except ImportError:
         raise ValueError("A selection draws a plot, and matplotlib is not installed: pip install matplotlib.") from None
-    known = [*WIRINGS, "spd", "mix"]
-    if request.wiring not in known:
-        near = get_close_matches(request.wiring, known, n=1, cutoff=0.85)
+    if request.wiring not in NAMES:
+        near = get_close_matches(request.wiring, NAMES, n=1, cutoff=0.85)
         raise ValueError(
             f"'{request.wiring}' is no wiring whose layers stand for themselves: "
-            + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(known)}.")
+            + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(NAMES)}.")
         )
     if (request.budget is None) == (request.exposed is None):
         raise ValueError(
@@ -128,26 +136,28 @@ def _check(request: SelectRequest) -> None:
 
 
 def _check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
-    """The number of shards to score for."""
+    """The number of shards to score for. Raises ValueError where the model has no choice within the budget."""
     if checkpoint.is_rewired:
         raise ValueError(
             f"{checkpoint.folder} is rewired already: layers are selected of a dense Llama, the one it was made from."
         )
-    shape = checkpoint.shape
-    if request.budget is not None and not 1 <= request.budget <= shape.num_hidden_layers:
-        raise ValueError(f"--budget {request.budget} does not fit: the model has {shape.num_hidden_layers} layers.")
-    if request.exposed is not None and not 1 <= request.exposed < 2 * shape.num_hidden_layers:
-        raise ValueError(
-            f"--exposed {request.exposed} does not fit: a token of the dense model waits for "
-            f"{2 * shape.num_hidden_layers} all-reduces, and at least one is left."
-        )
-    tp_shards = request.tp_shards or shape.default_shards()
-    shape.check_shards(tp_shards)
+    layers = checkpoint.shape.num_hidden_layers
+    if request.budget is not None and not 1 <= request.budget <= layers:
+        raise ValueError(f"--budget {request.budget} does not fit: the model has {layers} layers.")
+    if request.exposed is not None:
+        least = least_exposed(layers, NAMES[request.wiring])
+        if not least <= request.exposed < 2 * layers:
+            raise ValueError(
+                f"--exposed {request.exposed} does not fit: a token of the dense model waits for {2 * layers} "
+                f"all-reduces, and with all layers {' or '.join(NAMES[request.wiring])} for {least}."
+            )
+    tp_shards = checkpoint.shape.default_shards() if request.tp_shards is None else request.tp_shards
+    checkpoint.shape.check_shards(tp_shards)
     return tp_shards
 
 
 def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and not (force and (out / "selection.json").is_file()):
+    if (out.exists() or out.is_symlink()) and not (force and (out / "selection.json").is_file()):
         raise ValueError(f"{out} exists: choose another name with --out, or replace an earlier selection with --force.")
 
 
@@ -156,53 +166,80 @@ def _default_name(source: Source, request: SelectRequest) -> str:
     return f"{source.name}-select-{request.wiring}-{amount}"
 
 
-def _scored(checkpoint: Checkpoint, request: SelectRequest, tp_shards: int, on_score: OnScore) -> Scores:
-    calibration = load(request.text, load_tokenizer(checkpoint.folder), request.tokens)
-    files = _files(checkpoint)
-    digests = {path.name: digest(path) for path in checkpoint.weight_files()}
-    config = wired_config(checkpoint.config, [], tp_shards)
-    scores = Scores(settings_of(config, digests, calibration))
-    with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
-        weights = Weights(files, torch.device(choose_device("auto", 1)))
-        scorer = Scorer(config, tp_shards, weights, calibration, Shelf(Path(spill) if request.spill else None))
-        scorer.run({name: WIRINGS[name] for name in request.names}, scores, on_score)
-    return scores
+class _Job:
+    """The model at hand, its text, and what is known of its layers."""
+
+    def __init__(self, checkpoint: Checkpoint, request: SelectRequest, tp_shards: int, target: Path) -> None:
+        self.checkpoint, self.request, self.tp_shards = checkpoint, request, tp_shards
+        tensors = checkpoint.tensors()
+        layers = [info for name, info in tensors.items() if name.startswith("model.layers.")]
+        check_types(layers)
+        destination.check_space(target, sum(info.size for info in layers) if request.measure else 0)
+        self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
+        self.calibration = load(request.text, load_tokenizer(checkpoint.folder), request.tokens)
+        self.names = NAMES[request.wiring]
+        self.work = target.with_name(f".{target.name}.refit")
+        self.config = wired_config(checkpoint.config, [], tp_shards)
+        weights = {path.name: digest(path) for path in checkpoint.weight_files()}
+        self.kept = Kept({"recipe": RECIPE, "config": self.config, "weights": weights, "text": self.calibration.sha256})
+
+    def score(self, on_score: OnScore) -> None:
+        spill = self.request.spill
+        with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
+            weights, shelf = Weights(self.files, torch.device(choose_device("auto", 1))), Shelf(spill and Path(folder))
+            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, shelf)
+            scorer.run(self.names, self.kept, on_score)
+
+    def best(self) -> Choice:
+        """Exactly `budget` layers, or at most `exposed` all-reduces to wait for."""
+        layers, price = self.checkpoint.shape.num_hidden_layers, self.kept.price(self.names)
+        if self.request.budget is not None:
+            units = [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers
+            choice = choose(price, units, [self.request.budget])
+        else:
+            assert self.request.exposed is not None, "there is one of both budgets"
+            dense = exposed((STANDARD,) * layers)
+            choice = choose(price, exposures(layers, self.names), range(-dense, self.request.exposed - dense + 1))
+        assert choice is not None, "budgets that nothing fits are refused at the start"
+        return choice
+
+    def candidate(self, name: str, choice: Choice) -> Candidate:
+        return Candidate(name, entries(choice), exposed(choice), self.kept.price(self.names).of(choice))
+
+    def measure(self, candidate: Candidate, on_layer: OnLayer) -> Candidate:
+        """After a refit of all its layers, on the tokens that judge."""
+        known = self.kept.measured(candidate.wiring)
+        if known is None:
+            regions = parse_wiring(candidate.wiring, self.checkpoint.shape.num_hidden_layers)
+            outcome = refit(
+                wired_config(self.checkpoint.config, regions, self.tp_shards),
+                self.checkpoint.folder,
+                self.files,
+                None,
+                RefitRequest(self.request.text, self.request.tokens, spill=self.request.spill),
+                self.work,
+                lambda layer, layers, _: on_layer(candidate.name, layer, layers),
+            )
+            known = Measured(outcome.before.kl, outcome.after.kl, outcome.after.kl_standard_error)
+            self.kept.add_measured(candidate.wiring, known)
+            shutil.rmtree(self.work)
+        return replace(candidate, measured=known)
 
 
-def _files(checkpoint: Checkpoint) -> dict[str, Path]:
-    return {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
-
-
-def _measured(
-    candidate: Candidate,
-    checkpoint: Checkpoint,
-    request: SelectRequest,
-    tp_shards: int,
-    work: Path,
-    on_layer: Callable[[str, int, int], None],
-) -> Candidate:
-    """After a refit of all its layers, on the tokens that judge."""
-    regions = parse_wiring(candidate.wiring, checkpoint.shape.num_hidden_layers)
-    outcome = refit(
-        wired_config(checkpoint.config, regions, tp_shards),
-        checkpoint.folder,
-        _files(checkpoint),
-        None,
-        RefitRequest(request.text, request.tokens, spill=request.spill),
-        work,
-        lambda layer, layers, _: on_layer(candidate.name, layer, layers),
-    )
-    shutil.rmtree(work)
-    return Candidate(**(asdict(candidate) | {"converted": outcome.before.kl, "refitted": outcome.after.kl}))
-
-
-def _write(selection: Selection, request: SelectRequest, folder: Path) -> None:
-    chosen = selection.candidates[0]
-    told: Mapping[str, Any] = {
-        "request": {name: str(value) if isinstance(value, Path) else value for name, value in vars(request).items()},
+def _write(selection: Selection, source: str, revision: str | None, request: SelectRequest, folder: Path) -> None:
+    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(request).items()}
+    told = {
+        "source": source,
+        "revision": revision,
+        "request": asked,
+        "tp_shards": selection.tp_shards,
+        "tokens": selection.calibration.tokens,
+        "tokens_that_judge": selection.calibration.held_out_tokens,
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
-    for name, value in (("selection", told), ("wiring", chosen.wiring)):
+    names = NAMES[request.wiring]
+    scores = {name: {layer: asdict(one) for layer, one in selection.kept.read(name).items()} for name in names}
+    files = {"selection": told, "wiring": selection.candidates[0].wiring, "scores": scores}
+    for name, value in files.items():
         (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
-    selection.scores.write(folder / "scores.json", request.names)
-    draw(selection.scores, request.names, selection.choice, folder / "scores.png")
+    draw({name: selection.kept.read(name) for name in names}, selection.choice, folder / "scores.png")

@@ -1,0 +1,95 @@
+"""Layers scored one after another: each rewired alone and with the next one, refitted, the rest as in the original."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rewired.residual_stream import ResidualStream
+from rewired.wiring import parse_wiring
+
+from ..refit.fitting import Batch
+from ..refit.run import model_config
+from ..refit.shelf import Shelf
+from ..refit.sweep import Sweep
+from ..refit.text import Calibration
+from ..refit.weights import Weights
+from ..write import wired_config
+from .scores import Kept, Score
+from .wirings import WIRINGS
+
+OnScore = Callable[[str, int, int, Score], None]  # hears of a wiring, the layer scored, and how many layers there are
+
+
+class Scorer:
+    """Scores layers of the dense Llama of `config` on `tp_shards` shards."""
+
+    def __init__(
+        self, config: Mapping[str, Any], tp_shards: int, weights: Weights, calibration: Calibration, shelf: Shelf
+    ) -> None:
+        self.config, self.tp_shards = config, tp_shards
+        self.weights, self.calibration, self.shelf = weights, calibration, shelf
+        self.layers = int(config["num_hidden_layers"])
+        self.dense = self._sweep([])
+
+    def run(self, names: Sequence[str], kept: Kept, on_score: OnScore) -> None:
+        """Add to `kept` what it lacks of the wirings `names`."""
+        missing = [[name for name in names if layer not in kept.read(name)] for layer in range(self.layers)]
+        if not any(missing):
+            return
+        batches = self.dense.start()
+        originals = self._finish({0: _judging(batches)})
+        before = batches  # the layer before: the update that it leaves in flight is what a rewired one may not wait for
+        for layer in range(max(layer for layer, lacking in enumerate(missing) if lacking) + 1):
+            if missing[layer]:
+                for name, score in self._score(layer, missing[layer], before, originals):
+                    kept.add(name, layer, score)
+                    on_score(name, layer, self.layers, score)
+            before = list(batches)
+            self.dense.pass_layer(layer, batches)
+
+    def _score(
+        self, layer: int, names: Sequence[str], before: Sequence[Batch], originals: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[str, Score]]:
+        """The streams of all wirings take the layers behind them together."""
+        following = [layer + 1][: self.layers - layer - 1]
+        streams: dict[int, list[ResidualStream]] = {layer + 1: [], layer + 2: []}  # by the layer that they go on with
+        for name in names:
+            sweep = self._sweep([{"layers": f"{layer}-{layer + 1 + len(following)}", **WIRINGS[name]}])
+            batches = [replace(batch) for batch in before]
+            if layer > 0:
+                sweep.pass_layer(layer - 1, batches)
+            for index in (layer, *following):
+                sweep.fit_layer(index, batches)
+                streams[index + 1] += _judging(batches)
+        ends, width = self._finish(streams), len(originals)
+        kls = [self._kl(layer, originals, ends[start : start + width]) for start in range(0, len(ends), width)]
+        pairs: Sequence[float | None] = kls[len(names) :] or [None] * len(names)
+        return zip(names, map(Score, kls, pairs), strict=True)
+
+    def _finish(self, streams: Mapping[int, Sequence[ResidualStream]]) -> list[torch.Tensor]:
+        """Where `streams` end, [B, T, H] each, in order; by the first layer that each of them has yet to take."""
+        running: list[ResidualStream] = []
+        for layer in range(min(streams), self.layers):
+            running = self.dense.advance(layer, [*running, *streams.get(layer, ())])
+        late = (stream for layer, some in streams.items() if layer >= self.layers for stream in some)
+        return [self.dense.total(stream) for stream in (*running, *late)]
+
+    def _kl(self, layer: int, originals: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> float:
+        kl = self.dense.divergence(originals, ends).kl
+        if not math.isfinite(kl):
+            raise ValueError(f"Layer {layer}, rewired, gives no finite KL: are the checkpoint's weights whole?")
+        return kl
+
+    def _sweep(self, entries: Sequence[Mapping[str, Any]]) -> Sweep:
+        regions = parse_wiring(entries, self.layers)
+        config = model_config(wired_config(self.config, regions, self.tp_shards), self.calibration)
+        return Sweep(config, self.weights, self.calibration, None, self.shelf, gains=False, matrices=True)
+
+
+def _judging(batches: Sequence[Batch]) -> list[ResidualStream]:
+    return [batch.refitted for batch in batches if batch.held_out]
