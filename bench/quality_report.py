@@ -22,8 +22,9 @@ def main() -> None:
     rows = [json.loads(line) for line in (FOLDER / "measured.jsonl").read_text().splitlines()]
     (FOLDER / "measured.md").write_text(table(rows))
     frontier(rows, FOLDER / "frontier.png")
-    variants = [json.loads(line) for line in (FOLDER / "variants.jsonl").read_text().splitlines()]
-    (FOLDER / "variants.md").write_text(variants_table(variants))
+    if (FOLDER / "variants.jsonl").exists():
+        variants = [json.loads(line) for line in (FOLDER / "variants.jsonl").read_text().splitlines()]
+        (FOLDER / "variants.md").write_text(variants_table(variants))
 
 
 def variants_table(rows: list[list[Any]]) -> str:
