@@ -317,6 +317,7 @@ class TestGguf:
         assert "cannot be read as GGUF" in done.stderr
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.slow  # `make demo` takes it too
     def test_the_short_name_takes_the_package_where_no_hub_answers(self, smollm2_gguf: Path, tmp_path: Path) -> None:
         environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
         done = run("convert", "smollm2-135m", "--ladder-layers", "15-30", "--dry-run", cwd=tmp_path, **environment)

@@ -20,7 +20,6 @@ from .test_against_reference import assert_close
 from .tiny import WIRINGS, tokens
 
 pytestmark = pytest.mark.xdist_group("ranks")
-every_wiring = pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
 
 # several ranks share two cores here: `make test-slow` runs all of them
 some_wirings = pytest.mark.parametrize(
@@ -56,11 +55,9 @@ HIDDEN = {
 }
 
 
-@every_wiring
-def test_two_ranks_give_the_outputs_and_greedy_tokens_of_one_process(
-    wiring: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    assert_answers_like_one_process(saved(wiring, tmp_path), 2)
+@some_wirings
+def test_two_ranks_give_the_outputs_and_greedy_tokens_of_one_process(name: str, tmp_path: Path) -> None:
+    assert_answers_like_one_process(saved(WIRINGS[name], tmp_path), 2)
 
 
 @pytest.mark.slow

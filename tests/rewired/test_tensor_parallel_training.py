@@ -45,7 +45,8 @@ def test_every_gradient_on_two_ranks_is_that_of_one_process(name: str, tmp_path:
         assert_same(checkpointed, expected)
 
 
-@some_wirings
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIRINGS)
 def test_every_gradient_on_four_ranks_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     folder = saved(WIRINGS[name], tmp_path)
     expected = after_two_batches(folder, 1, False)
