@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from rewired.cli import new_app, sentences
 from rewired.sources import find_source
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, parse_json
 from .convert import Conversion, convert
 from .plan import LayerTable
 from .request import MIX, RefitRequest, Request
@@ -222,10 +222,7 @@ def _info(
 
 def _regions_in(file: Path) -> list[dict[str, Any]]:
     """The regions of a JSON file. Raises ValueError where it has none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON that can be read ({error}).") from None
+    found = parse_json(file)
     if not isinstance(found, list):
         raise ValueError(f'{file} holds no list of regions, such as [{{"layers": "16-32", "preset": "ladder"}}].')
     return found
