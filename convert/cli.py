@@ -21,7 +21,7 @@ from rewired.sources import find_source
 from .checkpoint import Checkpoint, parse_json
 from .convert import Conversion, convert
 from .plan import LayerTable
-from .request import MIX, RefitRequest, Request
+from .request import MIX, RefitRequest, Request, check_fitting
 from .rewrite import parse_dtype
 
 _LAYERS_HELP = (
@@ -30,7 +30,6 @@ _LAYERS_HELP = (
 )
 
 _REST = "How to write it"
-_MOST_TOKENS = 10**9
 _INTERRUPTED = "interrupted; nothing half-written is left."
 _GOES_ON = " Layers that are fitted are kept: the same command goes on with them."
 
@@ -239,13 +238,10 @@ def _refit_request(
     texts = {text for text in (refit, calibrate) if text not in (None, MIX)}
     if len(texts) > 1:
         raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
-    if tokens is not None and not 1 <= tokens <= _MOST_TOKENS:
-        raise ValueError(f"--refit-tokens {tokens} makes no sense: give a number from 1 to {_MOST_TOKENS}.")
-    if spill is not None and not spill.is_dir():
-        raise ValueError(f"There is no folder {spill} to spill to: make it first.")
-    amount = {} if tokens is None else {"tokens": tokens}
+    tokens = RefitRequest.tokens if tokens is None else tokens
+    check_fitting("--refit-tokens", tokens, spill)
     text = next(iter(texts), None) or MIX
-    return RefitRequest(text, gains=calibrate is not None, matrices=refit is not None, spill=spill, **amount)
+    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
 
 
 def _check_options_have_layers(

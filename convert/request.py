@@ -17,6 +17,7 @@ from .llama import AUTHORS_LADDER
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text
+_MOST_TOKENS = 10**9
 _MOST_RANGES = 4  # that a default name spells out
 
 
@@ -29,6 +30,14 @@ class RefitRequest:
     gains: bool = False
     matrices: bool = True
     spill: Path | None = None  # the folder for files that hold activations, instead of memory
+
+
+def check_fitting(flag: str, tokens: int, spill: Path | None) -> None:
+    """Raise ValueError for tokens, asked for with `flag`, that make no sense, or a missing folder to spill to."""
+    if not 1 <= tokens <= _MOST_TOKENS:
+        raise ValueError(f"{flag} {tokens} makes no sense: give a number from 1 to {_MOST_TOKENS}.")
+    if spill is not None and not spill.is_dir():
+        raise ValueError(f"There is no folder {spill} to spill to: make it first.")
 
 
 @dataclass(frozen=True)

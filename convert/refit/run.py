@@ -95,9 +95,9 @@ def refit(
 ) -> Outcome:
     """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
 
-    `tensors` says which file holds which of the source's; the results are rounded to `dtype`, or stay in
-    what the source has them in. What an interrupted run
-    of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
+    `tensors` says which file holds which of the source's. Results are rounded to `dtype`, or stay in what the source
+    has them in. What an interrupted run of the same settings left in `work` is gone on with. Raises ValueError for text
+    or a tokenizer that cannot be used.
     """
     calibration = load(request.text, load_tokenizer(source), request.tokens)
     settings = {

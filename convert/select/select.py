@@ -25,7 +25,7 @@ from ..refit.run import RECIPE, load_tokenizer, refit
 from ..refit.shelf import Shelf
 from ..refit.text import Calibration, load
 from ..refit.weights import Weights
-from ..request import MIX, RefitRequest
+from ..request import MIX, RefitRequest, check_fitting
 from ..rewrite import check_types
 from ..write import wired_config
 from .choice import STANDARD, Choice, choose
@@ -129,10 +129,7 @@ def _check(request: SelectRequest) -> None:
         )
     if request.wiring == "mix" and request.exposed is None:
         raise ValueError("'mix' chooses among wirings that save differently: give it --exposed instead of --budget.")
-    if request.tokens < 1:
-        raise ValueError(f"--tokens {request.tokens} makes no sense: give a number from 1 on.")
-    if request.spill is not None and not request.spill.is_dir():
-        raise ValueError(f"There is no folder {request.spill} to spill to: make it first.")
+    check_fitting("--tokens", request.tokens, request.spill)
 
 
 def _check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:

@@ -59,12 +59,15 @@ def least_exposed(layers: int, names: Sequence[str]) -> int:
 
 
 def last(layers: int, name: str, budget: int | None, most_exposed: int | None) -> Choice:
-    """The papers' choice: the last `budget` layers, or as few as let a token wait for no more than `most_exposed`."""
+    """The papers' choice: the last `budget` layers, or as few as let a token wait for no more than `most_exposed`.
+
+    All layers have to be enough for that.
+    """
     choices = [(STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1)]
     if budget is not None:
         return choices[budget]
     assert most_exposed is not None, "there is one of both budgets"
-    return next((choice for choice in choices if exposed(choice) <= most_exposed), choices[-1])
+    return next(choice for choice in choices if exposed(choice) <= most_exposed)
 
 
 def _only(layer: int, name: str, layers: int) -> Choice:
