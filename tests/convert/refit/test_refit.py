@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.convert import Conversion, RefitRequest, Request, cli, convert
+from rewired.convert import Conversion, RefitRequest, Request, convert
 from rewired.convert.refit.text import load
-from rewired.convert.request import MIX
 from rewired.evaluate.divergence import divergence
-from tests.convert.checkpoints import run, snapshot
+from tests.convert.checkpoints import snapshot
 from tests.evaluate.world import make_dense
 
 LADDER = [{"layers": "1-4", "preset": "ladder"}]
@@ -331,102 +330,3 @@ def test_what_another_call_left_is_not_gone_on_with(
         convert(dense, tmp_path / "model", replace(request_of, wiring=PEEK), on_layer=stop)
     out = convert(dense, tmp_path / "model", request_of).out
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["--refit"], RefitRequest(MIX)),
-        (["--refit", "--refit-tokens", "9"], RefitRequest(MIX, 9)),
-        (["--refit=a.txt", "--peek"], RefitRequest("a.txt")),
-        (["--refit", "a.txt", "--calibrate"], RefitRequest("a.txt", gains=True)),
-        (["--calibrate", "--peek"], RefitRequest(MIX, gains=True, matrices=False)),
-        (["--calibrate", "a.txt", "--refit"], RefitRequest("a.txt", gains=True)),
-        ([], None),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_flags_are_read(arguments: list[str], wanted: RefitRequest | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--refit and --calibrate may stand alone, with a text or without."""
-    asked: list[Request] = []
-
-    def ask(source: str, out: str, request: Request, **_: Any) -> None:
-        asked.append(request)
-        raise ValueError("heard.")
-
-    monkeypatch.setattr(cli, "convert", ask)
-    monkeypatch.setattr("sys.argv", ["convert", "model", "out", "--ladder-layers", "1-4", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert [request.refit for request in asked] == [wanted]
-
-
-def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
-    done = run(
-        "convert", dense, "out", "--ladder-layers", "1-4", "--refit", text, "--refit-tokens", "6144", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^ +[123]  (?:attention|MLP) .*→", done.stderr, re.MULTILINE)) == 6
-    assert "Refitted in closed form on 6,144 tokens" in done.stdout
-    assert re.search(r"That took \d+\.\d times as long as the original needs", done.stdout)
-    assert (tmp_path / "out" / "config.json").is_file()
-
-
-BAD = {
-    "no text": (["--refit", "nowhere.txt"], "There is no calibration text nowhere.txt"),
-    "short": (["--refit", "short.txt"], "short.txt is too short to calibrate on"),
-    "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
-    "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
-    "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
-    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 1 is no text that is understood"),
-    "broken": (["--refit", "broken.json"], "broken.json cannot be read as json"),
-    "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
-    "empty folder": (["--refit", "empty"], "empty holds no text"),
-    "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),
-    "tokens alone": (["--refit-tokens", "9"], "--refit-tokens goes with --refit or --calibrate"),
-    "spill alone": (["--spill", "empty"], "--spill goes with --refit or --calibrate"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_sentence(
-    arguments: list[str],
-    sentence: str,
-    dense: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: Any,
-) -> None:
-    from rewired.convert.cli import main
-
-    (tmp_path / "short.txt").write_text("too short")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
-    (tmp_path / "broken.json").write_text('[{"text": ')
-    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\xd8")
-    (tmp_path / "empty").mkdir()
-    before = snapshot(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["convert", str(dense), "out", "--ladder-layers", "1-4", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    printed = capfd.readouterr()
-    assert sentence in printed.err and "Traceback" not in printed.err
-    assert printed.err.strip().count("\n") == 0
-    assert snapshot(tmp_path) == before
-
-
-def test_the_authors_ladder_has_no_original(request_of: Request, tmp_path: Path) -> None:
-    source = make_dense(tmp_path / "dense")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "llamaLadder", "ladder_layers": [2, 3]}))
-    with pytest.raises(ValueError, match="was trained as a ladder, so there is no dense original to fit it to"):
-        convert(source, tmp_path / "out", Request(refit=request_of.refit))
-
-
-def test_a_checkpoint_without_a_tokenizer_is_said(request_of: Request, tmp_path: Path) -> None:
-    source = make_dense(tmp_path / "dense")
-    for path in source.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(ValueError, match="has no tokenizer that can be loaded, and a refit needs one"):
-        convert(source, tmp_path / "out", request_of)
