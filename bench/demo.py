@@ -35,7 +35,8 @@ def main() -> None:
             perplexities.append(perplexity(model, tokenizer))
     original, hybrid = perplexities
     print(f"\nPerplexity on a page of prose ({TOKENS} tokens): original {original:.1f}, rewired {hybrid:.1f}.")
-    print("No weight has changed yet: the rewired model is a starting point. Fine-tune it as you would any Llama.")
+    print("No weight has changed yet: the rewired model is a starting point. Fine-tune it as you would any Llama, or")
+    print("fit its weights to their new wiring in some minutes, without training: convert ... --refit")
 
 
 def run(folder: str, *command: str) -> None:

@@ -119,7 +119,7 @@ def _check(request: SelectRequest) -> None:
     if request.wiring not in NAMES:
         near = get_close_matches(request.wiring, NAMES, n=1, cutoff=0.85)
         raise ValueError(
-            f"'{request.wiring}' is no wiring whose layers stand for themselves: "
+            f"Layers cannot be selected for a wiring '{request.wiring}': "
             + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(NAMES)}.")
         )
     if (request.budget is None) == (request.exposed is None):

@@ -265,7 +265,10 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
 
 
 BAD = {
-    "wiring": (["--wiring", "laddr", "--budget", "2"], "'laddr' is no wiring whose layers stand for themselves: did"),
+    "wiring": (
+        ["--wiring", "laddr", "--budget", "2"],
+        "Layers cannot be selected for a wiring 'laddr': did you mean 'ladder'?",
+    ),
     "partial": (["--wiring", "partial", "--budget", "2"], "choose one of ladder, "),
     "no budget": ([], "Say what the choice may take"),
     "two budgets": (["--budget", "2", "--exposed", "4"], "Say what the choice may take"),
@@ -326,6 +329,7 @@ def test_a_missing_package_is_said_before_anything_is_scored(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
+        ("", "There is no file nothing.json: --wiring takes a JSON list of regions."),
         ("{", "is not JSON that can be read"),
         ("{}", "holds no list of regions"),
         ("[1]", "A wiring entry needs 'layers' and 'preset', this one has 1"),
@@ -335,7 +339,7 @@ def test_a_missing_package_is_said_before_anything_is_scored(
 )
 def test_a_broken_wiring_file_is_said(content: str, sentence: str, dense: Path, tmp_path: Path) -> None:
     (tmp_path / "wiring.json").write_text(content)
-    done = run("convert", dense, "out", "--wiring", "wiring.json", cwd=tmp_path)
+    done = run("convert", dense, "out", "--wiring", "wiring.json" if content else "nothing.json", cwd=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
