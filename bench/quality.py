@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
+from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import Document, sources
+from rewired.convert.refit.documents import sources
 from rewired.convert.refit.text import windows_of
 from rewired.evaluate.divergence import Divergence, divergence
 

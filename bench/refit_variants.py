@@ -242,7 +242,9 @@ def two_sweeps() -> Any:
             earlier = Finished(Path(scratch) / "first", {})
             run(self, earlier, lambda *_: None)
             layers = range(self.config.num_hidden_layers)
-            first.update({index: known.tensors for index in layers if (known := earlier.read(index))})
+            for index in layers:
+                if known := earlier.read(index):
+                    first[index] = {name: tensor.float() for name, tensor in known.tensors.items()}
         return run(self, finished, on_layer)
 
     def fit_from_the_first(self: Sweep, index: int, batches: Any, known: Any = None) -> Any:

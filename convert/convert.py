@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewired.cache import digest
 from rewired.sources import find_source
 from rewired.wiring import Region, resolve
 
-from . import destination
+from . import base, destination
 from .checkpoint import Checkpoint, gain_names
 from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
 from .rewrite import check_types, parse_dtype
@@ -78,7 +77,7 @@ def convert(
         if refitted:
             job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
             if refitted.matrices:
-                config["refit"] = refitted.record(_base(job, revision))
+                config["refit"] = refitted.record(base.record(job.source, job.checkpoint.folder, revision))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
@@ -108,19 +107,6 @@ def _refit(job: Job, config: Mapping[str, Any], work: Path, on_layer: Callable[[
     rewritten = sum(info.size for info in job.tensors.values() if info.file in files)
     destination.check_space(job.out, rewritten + sum(info.size for info in changing))  # what is kept meanwhile, too
     return refit(config, job.checkpoint.folder, job.files, job.request.dtype, job.request.refit, work, on_layer)
-
-
-def _base(job: Job, revision: str | None) -> dict[str, Any]:
-    """What identifies the source: path or id, revision, and the SHA-256 of its weights."""
-    located = job.source.locate(True)
-    folder = job.checkpoint.folder
-    is_snapshot = folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
-    weights = [located] if located.is_file() else job.checkpoint.weight_files()
-    return {
-        "name": str(job.source.folder.resolve()) if job.source.folder else job.source.base_model,
-        "revision": folder.name if is_snapshot else revision,
-        "weights": {path.name: digest(path) for path in weights},
-    }
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:

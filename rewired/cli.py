@@ -13,6 +13,7 @@ import typer
 from .ranks import RankError
 
 ROOMS = (
+    "rewired.adapt.cli",
     "rewired.convert.cli",
     "rewired.convert.cli_select",
     "rewired.evaluate.cli",

@@ -17,6 +17,7 @@ SETS = {
         "rewired.convert.refit.documents",
         "convert ... --refit {folder}, as --refit alone does",
     ),
+    "instruct": ("rewired.adapt.instruct", "adapt RECIPE --datasets {folder}"),
 }
 
 
@@ -35,7 +36,8 @@ def _fetch(
     what: Annotated[
         str,
         typer.Argument(
-            help="benchmarks: the tasks' items, 500 MB of downloads, 130 MB on disk; calibration: prose and chat, 5 MB."
+            help="benchmarks: the tasks' items, 500 MB of downloads, 130 MB on disk; calibration: 5 MB of prose, chat; "
+            "instruct: conversations to train on, 400 MB of downloads, 170 MB on disk."
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it.")],

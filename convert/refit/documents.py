@@ -11,12 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rewired.cache import cache_folder, made_once
+from rewired.conversations import Document, read_row
 from rewired.packages import Package, unpack
 
 from ..request import MIX
-
-Conversation = list[dict[str, str]]  # turns with `role` and `content`
-Document = str | Conversation
 
 _PACKAGE = Package(
     "llamafactory==0.9.5",
@@ -30,7 +28,6 @@ _FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo
 
 _MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
 _ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
-_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def sources(text: str) -> list[Iterable[Document]]:
@@ -89,7 +86,7 @@ def _read_json(path: Path) -> list[Document]:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
     if not isinstance(rows, list):
         raise ValueError(f"{path} is no list of rows.")
-    return _shuffled(_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+    return _shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 def _decoded(path: Path) -> str:
@@ -101,12 +98,12 @@ def _decoded(path: Path) -> str:
 
 def _read_parquet(path: Path) -> list[Document]:
     rows = _load_dataset("parquet", data_files=str(path))
-    return _shuffled(_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+    return _shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 def _read_dataset(name: str) -> Iterator[Document]:
     repo, _, config = name.partition(":")
-    return (_document(row, name) for row in _load_dataset(repo, config or None))
+    return (read_row(row, name) for row in _load_dataset(repo, config or None))
 
 
 def _load_dataset(name: str, config: str | None = None, **options: Any) -> Iterable[Any]:
@@ -135,35 +132,3 @@ _READERS: dict[str, Callable[[Path], list[Document]]] = {
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
 }
-
-
-def _document(row: Any, where: str) -> Document:
-    """Text or a conversation of a row, in the shapes that public datasets have. Raises ValueError for another one."""
-    try:
-        if isinstance(row, str):
-            return row
-        if "text" in row:
-            return _words(row["text"])
-        if "messages" in row:
-            return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
-        if "conversations" in row:
-            turns = [*row["conversations"], *([row["chosen"]] if "chosen" in row else [])]
-            return [
-                {"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns
-            ]
-        question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
-        return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
-            "`instruction` and `output`."
-        ) from None
-
-
-def _words(content: Any) -> str:
-    """Of a turn: a string, or a list of parts of which some are text."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if part.get("type") == "text")
-    if not isinstance(content, str):
-        raise TypeError(f"{content!r} is no text")
-    return content

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from jinja2.exceptions import TemplateError
 
+from rewired.conversations import Conversation, Document
+
 from ..cost import HELD_OUT
 from ..request import MIX
-from .documents import Conversation, Document, sources
+from .documents import sources
 
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"

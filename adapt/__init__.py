@@ -1,0 +1,1 @@
+"""Train a rewired model: SFT, distillation from the original, from a recipe."""

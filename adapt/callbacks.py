@@ -1,0 +1,81 @@
+"""What happens beside the steps of a training: it is watched, measured, and stopped when it goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from rewired.evaluate.divergence import divergence
+
+_MUCH = 3.0  # times the best loss so far: no noise of batches, but a training that diverges
+_PATIENCE = 5  # logs in a row
+
+
+class DivergedError(Exception):
+    """The loss is no number any more, or far above what it was; `good` is the last step that is known to be good."""
+
+    def __init__(self, sentence: str, good: int) -> None:
+        super().__init__(sentence)
+        self.good = good
+
+
+class StopWhenDiverged(TrainerCallback):
+    """Stops when the logged loss stays far above the best so far."""
+
+    def __init__(self) -> None:
+        self.best, self.best_step, self.above = math.inf, 0, 0
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any
+    ) -> None:
+        """Looks at the loss that is logged."""
+        loss = (logs or {}).get("loss")
+        if loss is None:
+            return
+        if loss < self.best:
+            self.best, self.best_step = loss, state.global_step
+        self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
+        if self.above == _PATIENCE:
+            sentence = f"At step {state.global_step} the loss is {loss:.2f}, and was {self.best:.2f} before"
+            raise DivergedError(sentence, self.best_step)
+
+
+class MeasureDivergence(TrainerCallback):
+    """How far the model is from the original on text that it is never trained on, before, while and after it is."""
+
+    def __init__(
+        self,
+        original: Callable[[torch.Tensor], torch.Tensor],
+        windows: torch.Tensor,
+        every: int,
+        log: Callable[[dict[str, float]], None],
+    ) -> None:
+        self.original, self.windows, self.every, self.log = original, windows, every, log
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Before the first step; not when a training is gone on with."""
+        if state.global_step == 0:
+            self._measure(others["model"])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Every so many steps, and after the last."""
+        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+            was_due = control.should_log
+            self._measure(others["model"])
+            control.should_log = was_due  # a log of our own counts as the one that is due
+
+    def _measure(self, model: Any) -> None:
+        was_training = model.training
+        model.eval()
+        windows = self.windows.to(model.device)
+        found = divergence(self.original, lambda ids: model(input_ids=ids).logits, windows)
+        model.train(was_training)
+        self.log(
+            {"held_out_kl": found.kl, "held_out_perplexity": found.perplexity, "held_out_top1": found.agreement[1]}
+        )

@@ -1,0 +1,73 @@
+"""The model card of a trained model: its start's, and what the training did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_NO_MORE = (  # sentences of a converted checkpoint's card, and what is true after a training
+    (" A freshly rewired model is a starting point: adapt it before you rely\non it.", ""),
+    ("are those of its source", "were trained since: see Training"),
+    (
+        "of rewired layers, which were fitted to what these layers now read",
+        "were fitted and trained since: see Training",
+    ),
+)
+_ROUNDED = 4
+
+
+def card(
+    start: Path,
+    given: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    notes: Sequence[str],
+) -> str:
+    """README.md of a model that was trained from the checkpoint in `start`; `given` are the recipe's keys."""
+    before = (start / "README.md").read_text(encoding="utf-8") if (start / "README.md").is_file() else ""
+    for sentence, instead in _NO_MORE:
+        before = before.replace(sentence, instead)
+    before = before.split("\n## Training\n")[0].rstrip()
+    return _TRAINING.format(
+        before=before,
+        tokens=record["tokens"],
+        steps=record["steps"],
+        recipe=yaml.safe_dump(dict(given), sort_keys=False).strip(),
+        notes="\n".join(f"- {note}" for note in notes),
+        rows="\n".join(_rows(history)),
+    )
+
+
+def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first and the last of each curve."""
+    rows = []
+    for name in ("loss", "ce", "kd", "hidden", "held_out_kl", "held_out_perplexity"):
+        found = [(entry["step"], entry[name]) for entry in history if name in entry]
+        if found:
+            (first, start), (last, end) = found[0], found[-1]
+            rows.append(f"| {name} | {start:.{_ROUNDED}g} (step {first}) | {end:.{_ROUNDED}g} (step {last}) |")
+    return rows
+
+
+_TRAINING = """{before}
+
+## Training
+
+{steps:,} steps, {tokens:,} tokens. Losses are means a token, in nats; `held_out_kl` is KL(original || this) on text
+that was never trained on. All that was logged is in [training.json](training.json).
+
+| | first | last |
+|---|---|---|
+{rows}
+
+![The curves of the training](curves.png)
+
+{notes}
+
+```yaml
+{recipe}
+```
+"""

@@ -1,0 +1,67 @@
+"""The command `adapt`: its arguments, its progress, its errors. Everything it does can be had from Python too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rewired.cli import new_app, sentences
+
+_ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def main() -> None:
+    """Console script `adapt`."""
+    app = new_app()
+    app.command(context_settings=_ANY_KEY)(_adapt)
+    app()
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("adapt", context_settings=_ANY_KEY)(_adapt)
+
+
+def _adapt(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, as in recipes/.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the output_dir.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be trained, on how much, and in what memory.")
+    ] = False,
+) -> None:
+    """Train a rewired model as a recipe says: SFT, distillation from the original, or both.
+
+    `--key value` puts another value over any of the recipe's keys, which are those of TRL's SFTConfig and our own:
+    recipes/README.md lists ours. A recipe may name a dense checkpoint and a wiring, and it is converted first. The
+    model that comes of it is in the folder `final` of the output_dir.
+
+    Examples:
+
+    ```
+    adapt recipes/smollm2-135m-ladder-distill.yaml --max_steps 20
+    adapt recipes/llama-3.1-8b-ladder-16l-sft.yaml --dry-run
+    torchrun --nproc-per-node 8 -m rewired.adapt recipes/llama-3.1-8b-ladder-16l-distill.yaml
+    ```
+    """
+    with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):
+        from .recipe import read
+
+        stages = read(recipe, context.args)
+        if dry_run:
+            from .dry_run import describe
+
+            for number, stage in enumerate(stages, start=1):
+                print(describe(stage, f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
+            return
+        from .train import adapt, is_first_rank
+
+        made = adapt(stages, resume, _on_layer)
+        if is_first_rank():
+            print(f"{made} is trained: evaluate {made} compares it with the original.")
+
+
+def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:
+    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end="\n" if layer + 1 == layers else "\r")

@@ -1,0 +1,137 @@
+"""Training data: datasets on the hub or in files, filtered and mixed, as rows that are a text or a conversation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, IterableDataset
+
+from rewired.conversations import Document, read_row
+
+_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset of a mix; `path` is a dataset on the hub, a file, or a folder of files (.json, .jsonl, .parquet).
+
+    `name` is the hub's config (`7M`), `weight` its share of the rows, relative to the others'. `languages` and
+    `sources` keep the rows whose `langdetect` and `source` are among them, as Infinity-Instruct's rows have them.
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    weight: float = 1.0
+    languages: Sequence[str] = ()
+    sources: Sequence[str] = ()
+
+    @classmethod
+    def from_recipe(cls, entry: Any) -> Source:
+        """A path, or a mapping with these fields. Raises ValueError for anything else."""
+        if isinstance(entry, str):
+            return cls(entry)
+        known = [one.name for one in fields(cls)]
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+            raise ValueError(f"Of `datasets`, {entry!r} has no path: each is a path, or has {', '.join(known)}.")
+        for key in entry:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f": did you mean '{near[0]}'?" if near else f": there are {', '.join(known)}."
+                raise ValueError(f"Of `datasets`, {entry['path']} has the unknown key '{key}'{hint}")
+        if not isinstance(entry.get("weight", 1.0), int | float) or not entry.get("weight", 1.0) > 0:
+            raise ValueError(f"Of `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")
+        return cls(**entry)
+
+
+@dataclass
+class Skipped:
+    """Rows that were left out because they are no conversation that can be trained on."""
+
+    rows: int = 0
+    first: list[str] = field(default_factory=list)  # what was wrong with some of them
+
+    def add(self, reason: str) -> None:
+        self.rows += 1
+        if len(self.first) < 3:
+            self.first.append(reason)
+
+
+def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
+    """The rows of each file, or of the dataset, with its name. Raises ValueError for what cannot be read."""
+    path = Path(source.path).expanduser()
+    files = sorted(file for file in path.iterdir() if file.suffix in _READERS) if path.is_dir() else [path]
+    if path.is_dir() and not files:
+        raise ValueError(f"{path} holds no data: {', '.join(_READERS)} files are read.")
+    if path.exists():
+        return [(str(file), _read_file(file, streaming)) for file in files]
+    if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")):
+        raise ValueError(f"There is no {source.path}: name a file, a folder, or a dataset on the hub (owner/name).")
+    rows = _read(
+        source.path, lambda: datasets.load_dataset(source.path, source.name, split=source.split, streaming=streaming)
+    )
+    return [(source.path, rows)]
+
+
+def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"{path} is no data that is read: {', '.join(_READERS)} files are.")
+    return _read(
+        str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train", streaming=streaming)
+    )
+
+
+def _read(name: str, load_rows: Callable[[], Any]) -> Any:
+    try:
+        return load_rows()
+    except Exception as error:  # whatever the hub, the network or a broken file makes of it
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise ValueError(f"{name} cannot be read ({reason}).") from None
+
+
+def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:
+    """Whether the row passes the source's filters."""
+    return (not source.languages or row.get("langdetect") in source.languages) and (
+        not source.sources or row.get("source") in source.sources
+    )
+
+
+def checked(row: Mapping[str, Any], where: str) -> Document:
+    """The row as text or as a conversation that can be trained on. Raises ValueError, which says `where`, if not."""
+    document = read_row(row, where)
+    if isinstance(document, str):
+        if not document.strip():
+            raise ValueError(f"{where} is an empty text.")
+        return document
+    if not document:
+        raise ValueError(f"{where} is an empty conversation.")
+    roles = [turn["role"] for turn in document]
+    for role in roles:
+        if role not in ROLES:
+            raise ValueError(f"{where} has a turn of the unknown role '{role}': there are {', '.join(ROLES)}.")
+    if "assistant" not in roles:
+        raise ValueError(f"{where} has no turn of the assistant, so nothing to learn.")
+    if "system" in roles[1:] or any(one == other for one, other in pairwise(roles)):
+        raise ValueError(f"{where} has turns out of order ({', '.join(roles)}): user and assistant take turns.")
+    if not all(turn["content"].strip() for turn in document if turn["role"] != "system"):
+        raise ValueError(f"{where} has an empty turn.")
+    return document
+
+
+def mix(parts: Sequence[Any], weights: Sequence[float], seed: int) -> Any:
+    """The datasets as one: one after the other, or, where weights differ, drawn by weight until one is used up."""
+    if len(parts) == 1:
+        return parts[0]
+    if len(set(weights)) == 1:
+        return datasets.concatenate_datasets(list(parts))
+    shares = [weight / sum(weights) for weight in weights]
+    return datasets.interleave_datasets(list(parts), shares, seed=seed, stopping_strategy="first_exhausted")

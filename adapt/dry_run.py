@@ -1,0 +1,100 @@
+"""What a training would do: its recipe, tokens, steps and memory, without a weight being read."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import PartialState
+from transformers import AutoConfig, AutoTokenizer
+
+from rewired.convert import convert
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.sources import find_source
+from rewired.wiring import wiring_to_json
+
+from . import corpus
+from .recipe import LORA, Recipe, Stage
+from .start import request
+from .trainable import choose, rewired_layers
+
+_FLOAT = 4  # bytes; AdamW has two moments
+
+
+def describe(stage: Stage, title: str) -> str:
+    """For a terminal. Raises ValueError for what `adapt` would refuse."""
+    recipe, config = stage.recipe, stage.config
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+        folder = find_source(recipe.model).preview(Path(scratch))
+        model = _on_meta(recipe, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        data = corpus.load(recipe, config, tokenizer)
+    lines = [title] if title else []
+    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]
+    lines += [_steps(data, config), *_memory(recipe, config, model)]
+    return "\n".join(lines)
+
+
+def _on_meta(recipe: Recipe, folder: Path) -> RewiredLlamaForCausalLM:
+    """The student without weights, what is not trained frozen."""
+    config = AutoConfig.from_pretrained(folder)
+    if recipe.wiring is not None:
+        plan = convert(recipe.model, request=request(recipe), dry_run=True).plan
+        known = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
+        known |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
+        config = RewiredLlamaForCausalLM.config_class(**known)
+    with torch.device("meta"):
+        model = RewiredLlamaForCausalLM(config)
+    choose(model, "rewired" if recipe.train == LORA else recipe.train)
+    return model
+
+
+def _steps(data: corpus.Corpus, config: Any) -> str:
+    ranks = PartialState().num_processes
+    batch = config.per_device_train_batch_size * config.gradient_accumulation_steps * ranks
+    if not hasattr(data.train, "__len__"):
+        return f"{config.max_steps} steps of {batch} rows on {ranks} devices, streamed."
+    rows = len(data.train)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(rows / batch) * math.ceil(config.num_train_epochs)
+    packed = ", fewer once they are packed" if config.packing else ""
+    return f"{rows:,} rows to train on, {batch} a step on {ranks} devices: {steps:,} steps{packed}."
+
+
+def _memory(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> list[str]:
+    """What is trained, and what one device holds of it, if nothing is sharded."""
+    layers = rewired_layers(model.config)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    of_layers = sum(parameter.numel() for index in layers for parameter in model.model.layers[index].parameters())
+    what = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
+    if recipe.train == LORA:
+        what = f"LoRA on layers {_spans(layers)}"
+        trained = sum(
+            recipe.lora_r * sum(parameter.shape)
+            for index in layers
+            for parameter in model.model.layers[index].parameters()
+            if parameter.ndim == 2
+        )
+    owned = {"all": total, "rewired": of_layers}.get(recipe.train, of_layers if request(recipe).refit else 0)
+    parts = {
+        "weights": total * _FLOAT,
+        "gradients": trained * _FLOAT,
+        "AdamW": trained * 2 * _FLOAT,
+        "teacher": owned * (_FLOAT // 2 if config.bf16 else _FLOAT) * recipe.distills,
+    }
+    told = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts.items())
+    return [
+        f"Trained: {what}, {trained:,} of {total:,} parameters.",
+        f"Memory of a device, unless it is sharded: {told}; activations come on top.",
+    ]
+
+
+def _spans(layers: list[int]) -> str:
+    """[1, 2, 3, 7] as 1-4, 7-8."""
+    starts = [index for index in layers if index - 1 not in layers]
+    ends = [index + 1 for index in layers if index + 1 not in layers]
+    return ", ".join(f"{start}-{end}" for start, end in zip(starts, ends, strict=True)) or "none"

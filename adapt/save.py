@@ -1,0 +1,59 @@
+"""The model that comes of a training, as a Hugging Face folder: weights, code, tokenizer, card and curves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from peft import PeftModel
+from torch.distributed.tensor import DTensor
+
+from rewired.convert.destination import staged_folder
+
+from .card import card
+from .plots import curves
+from .recipe import Stage
+from .start import RECORD, Start
+
+_NOT_COPIED = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json")
+
+
+def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
+    """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel):
+        model = model.merge_and_unload()
+    config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+    kept = {}
+    for name, tensor in model.state_dict().items():
+        if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
+            kept[name] = _whole(tensor).to("cpu", dtype, copy=True).contiguous()
+    if not trainer.is_world_process_zero():
+        return
+    history = trainer.state.log_history
+    config[RECORD] = {
+        "base": start.base,
+        "train": stage.recipe.train,
+        "tokens": int(trainer._total_train_tokens),
+        "steps": trainer.state.global_step,
+    }
+    with staged_folder(made) as staging:
+        shutil.copytree(start.folder, staging, ignore=shutil.ignore_patterns(*_NOT_COPIED, ".*"), dirs_exist_ok=True)
+        save_torch_state_dict(kept, staging)
+        (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
+        curves(history, staging / "curves.png")
+        (staging / "README.md").write_text(
+            card(start.folder, stage.given, history, config[RECORD], notes), encoding="utf-8"
+        )
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """On every rank, what they hold together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

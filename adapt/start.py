@@ -1,0 +1,72 @@
+"""What a training starts from: the checkpoint, rewired first if the recipe says so, and the original of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewired.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.convert import RefitRequest, Request, base, convert
+from rewired.convert.checkpoint import Checkpoint
+from rewired.convert.request import MIX
+from rewired.sources import checkpoint_folder, find_source
+
+from .recipe import Recipe
+from .trainable import rewired_layers
+
+RECORD = "adapted"  # the config's key for what a training leaves
+_NO_REFIT = ("none", "false", "no")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The student's `folder`; the `original` of it, from whose weights those of the layers in `changed` differ.
+
+    `base` is what a config says of the original: its name, revision, and its files' SHA-256. With `ends_changed`,
+    embedding, last norm and head may differ as well.
+    """
+
+    folder: Path
+    original: Path
+    base: dict[str, Any]
+    changed: tuple[int, ...] = ()
+    ends_changed: bool = False
+
+
+def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
+    """The start of `recipe`; what has to be converted goes to `folder`, and is taken from there if it is whole.
+
+    Raises ValueError for a checkpoint or a wiring that cannot be used.
+    """
+    if recipe.wiring is None:
+        folder = checkpoint_folder(recipe.model)
+    elif not (folder / "config.json").is_file():
+        convert(recipe.model, folder, request(recipe), on_layer=on_layer)
+    return _opened(folder, recipe.model)
+
+
+def request(recipe: Recipe) -> Request:
+    """The conversion that `recipe` asks for."""
+    text = recipe.refit or (MIX if recipe.distills else "none")
+    refit = None if text.lower() in _NO_REFIT else RefitRequest(text, recipe.refit_tokens)
+    return Request(recipe.wiring or [], tp_shards=recipe.tp_shards, refit=refit)
+
+
+def _opened(folder: Path, model: str) -> Start:
+    """The start in `folder`, which was made of the checkpoint `model` or is it."""
+    config = Checkpoint.open(folder).config
+    if config["model_type"] != RewiredLlamaConfig.model_type:
+        raise ValueError(
+            f"{folder} is a dense Llama: give a wiring to rewire it first; [{{layers: 0-, preset: standard}}] keeps it "
+            "as it is."
+        )
+    record = config.get(RECORD) or config.get("refit")
+    if not record:
+        return Start(folder, folder, base.record(find_source(model), checkpoint_folder(model)))
+    original = base.find(record["base"], folder)
+    wired = RewiredLlamaConfig.from_pretrained(folder)
+    everything = record.get("train") == "all"
+    changed = range(wired.num_hidden_layers) if everything else rewired_layers(wired)
+    return Start(folder, original, record["base"], tuple(changed), everything)

@@ -1,0 +1,95 @@
+"""Documents as tokens and labels: a conversation as the chat template writes it, the assistant's turns to learn.
+
+A training template marks what the assistant says. It has to write the very same text as the model's own, so it is
+chosen by what it writes: one of `templates/`, or one of TRL's.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+from rewired.conversations import Conversation, Document
+
+DAY = "26 Jul 2024"  # for templates that write a date: the same data gives the same tokens on every day
+IGNORED = -100  # a label that no loss counts
+_PROBES: tuple[Conversation, ...] = (
+    [{"role": "user", "content": " a \n"}, {"role": "assistant", "content": " b\n\nc "}],
+    [
+        {"role": "system", "content": "s "},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Gives a document's tokens and labels; `template` is None where the tokenizer has no chat template."""
+
+    tokenizer: Any
+    template: str | None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Encoder:
+        """Raises ValueError for a chat template of which no training template is known."""
+        return cls(tokenizer, training_template(tokenizer) if tokenizer.chat_template else None)
+
+    def encode(self, document: Document, where: str) -> dict[str, list[int]]:
+        """`input_ids` and `labels`. Raises ValueError, which says `where`, for what the template does not take."""
+        if isinstance(document, str):
+            ids = [*self.tokenizer(document)["input_ids"], self.tokenizer.eos_token_id]
+            return {"input_ids": ids, "labels": ids}
+        if self.template is None:
+            raise ValueError(
+                f"{where} is a conversation, and the tokenizer has no template: give a chat_template_path."
+            )
+        try:
+            found = self.tokenizer.apply_chat_template(
+                document,
+                chat_template=self.template,
+                date_string=DAY,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+            )
+        except TemplateError as error:
+            raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
+        ids, marks = found["input_ids"], found["assistant_masks"]
+        return {
+            "input_ids": ids,
+            "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],
+        }
+
+
+def training_template(tokenizer: Any) -> str:
+    """A template that writes what the tokenizer's own does, and marks the assistant's turns. Raises ValueError."""
+    own = tokenizer.get_chat_template()
+    if has_generation_markers(own):
+        return str(own)
+    candidates = [path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))]
+    with suppress(ValueError):  # it knows none
+        candidates.append(get_training_chat_template(tokenizer) or own)
+    for candidate in candidates:
+        if has_generation_markers(candidate) and all(
+            _written(tokenizer, own, probe) == _written(tokenizer, candidate, probe) for probe in _PROBES
+        ):
+            return candidate
+    raise ValueError(
+        "No training template is known that writes what this tokenizer's chat template does: give one that marks the "
+        "assistant's turns with {% generation %} by chat_template_path."
+    )
+
+
+def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:
+    try:
+        text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, date_string=DAY)
+    except TemplateError:
+        return None
+    return str(text)

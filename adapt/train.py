@@ -1,0 +1,164 @@
+"""A recipe, run: what it starts from, its data, its trainer, and the model that comes of it, stage after stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
+from transformers.distributed import DistributedConfig
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+import rewired  # noqa: F401 - registers the rewired classes
+from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+
+from . import corpus
+from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
+from .distillation import add_losses
+from .losses import TokenLoss
+from .recipe import LORA, Recipe, Stage
+from .save import save
+from .start import Start, prepare
+from .teacher import Teacher
+from .trainable import choose, rewired_layers
+from .trainer import AdaptTrainer
+
+
+def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[..., None] = lambda *_: None) -> Path:
+    """Run all `stages`, each on what the one before it made; the folder of the model that comes of the last.
+
+    Everything lies in the recipe's `output_dir`. With `resume`, what is there is gone on with, from the last whole
+    checkpoint. Raises ValueError with one sentence for a recipe, a model or data that cannot be used, and for a loss
+    that diverges.
+    """
+    state, out = PartialState(), Path(str(stages[0].config.output_dir))
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
+    state.wait_for_everyone()  # before any rank writes there
+    made = out / "final"
+    for number, stage in enumerate(stages, start=1):
+        is_last = number == len(stages)
+        folder = out if len(stages) == 1 else out / f"stage-{number}"
+        if number > 1:
+            stage = replace(stage, recipe=replace(stage.recipe, model=str(made)))
+        made = (out if is_last else folder) / "final"
+        if not (made / "config.json").is_file():
+            _run(stage, folder, made, on_layer)
+            state.wait_for_everyone()
+    return made
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all of them."""
+    return bool(PartialState().is_main_process)
+
+
+def _run(stage: Stage, folder: Path, made: Path, on_layer: Callable[..., None]) -> None:
+    recipe, config, state = stage.recipe, stage.config, PartialState()
+    with state.main_process_first():
+        start = prepare(recipe, folder / "start", on_layer)
+        tokenizer = AutoTokenizer.from_pretrained(start.folder)
+        _set_chat_template(tokenizer, config)
+        data = corpus.load(recipe, config, tokenizer)
+    for note in data.notes:
+        state.print(note)
+    trainer = make_trainer(recipe, config, folder, start, tokenizer, data)
+    last = get_last_checkpoint(folder)
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except DivergedError as error:
+        for bad in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            if int(bad.name.rpartition("-")[2]) > error.good:
+                shutil.rmtree(bad)
+        saved = get_last_checkpoint(folder)
+        kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
+        raise ValueError(f"{error}: stopped, and {kept}. A smaller learning_rate is the usual cure.") from None
+    save(trainer, stage, start, data.notes, made)
+
+
+def make_trainer(
+    recipe: Recipe, config: Any, folder: Path, start: Start, tokenizer: Any, data: corpus.Corpus
+) -> AdaptTrainer:
+    """All that a training needs, put together."""
+    config.output_dir = str(folder)
+    model = load_model(recipe, config, start)
+    student = _bare(model)
+    layers = rewired_layers(student.config)
+    windows = data.windows(config.max_length or student.config.max_position_embeddings)
+    every = int(config.eval_steps or 0)
+    teacher = make_teacher(model, recipe, config, start) if recipe.distills or (every and windows is not None) else None
+    callbacks: list[TrainerCallback] = [StopWhenDiverged()]
+    trainer = AdaptTrainer(
+        model=model,
+        args=config,
+        train_dataset=data.train,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+        distills=recipe.distills,
+    )
+    if teacher is not None:
+        loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
+        original = add_losses(student, teacher, loss, recipe.hidden_weight, layers)
+        if every and windows is not None:
+            trainer.add_callback(MeasureDivergence(original, windows, every, partial(Trainer.log, trainer)))
+    return trainer
+
+
+def load_model(recipe: Recipe, config: Any, start: Start) -> Any:
+    """The student, a PeftModel where LoRA is trained, and frozen what is not trained."""
+    options: dict[str, Any] = {"dtype": torch.float32} | (config.model_init_kwargs or {})
+    if recipe.is_sharded:
+        sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
+        options["distributed_config"] = DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
+    model: Any = AutoModelForCausalLM.from_pretrained(start.folder, **options)
+    config.model_init_kwargs = None
+    if recipe.train != LORA:
+        choose(model, recipe.train)
+        return model
+    targets = recipe.lora_target_modules or [*COLUMN_PARALLEL, *ROW_PARALLEL]
+    layers = rewired_layers(model.config) or None
+    lora = LoraConfig(
+        r=recipe.lora_r,
+        lora_alpha=recipe.lora_alpha,
+        target_modules=targets,
+        layers_to_transform=layers,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, lora)
+
+
+def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teacher:
+    """The original of the student in `model`."""
+    return Teacher(
+        _bare(model),
+        start.original,
+        start.changed,
+        start.ends_changed,
+        dtype=torch.bfloat16 if config.bf16 else None,
+        shares=not recipe.is_sharded,
+        without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
+    )
+
+
+def _set_chat_template(tokenizer: Any, config: Any) -> None:
+    """Takes the recipe's chat template, a file or another tokenizer's, before the data is tokenised."""
+    if config.chat_template_path is None:
+        return
+    path = Path(config.chat_template_path)
+    tokenizer.chat_template = (
+        path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(config.chat_template_path).chat_template
+    )
+    config.chat_template_path = None
+
+
+def _bare(model: Any) -> Any:
+    """The model that PEFT wraps, if it does."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

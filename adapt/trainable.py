@@ -1,0 +1,62 @@
+"""Which parameters a training changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+
+
+def _everything(name: str, rewired: tuple[str, ...]) -> bool:
+    return True
+
+
+def _rewired_layers(name: str, rewired: tuple[str, ...]) -> bool:
+    return name.startswith(rewired)
+
+
+def _norms_and_gains(name: str, rewired: tuple[str, ...]) -> bool:
+    return name.startswith(rewired) and name.endswith(("norm.weight", "gain.weight"))
+
+
+CHOICES: dict[str, Callable[[str, tuple[str, ...]], bool]] = {
+    "all": _everything,
+    "rewired": _rewired_layers,
+    "norms_and_gains": _norms_and_gains,
+}
+
+
+def rewired_layers(config: Any) -> list[int]:
+    """The layers of a RewiredLlamaConfig of which a module is rewired."""
+    return [index for index, modules in enumerate(config.module_wirings()) if any(m.is_rewired for m in modules)]
+
+
+def first_changed(model: RewiredLlamaForCausalLM) -> int:
+    """The first layer that computes something else than the original's, or will once it is trained; -1 where that is
+    the embedding, and the number of layers where nothing is."""
+    if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
+        return -1
+    trained = [
+        index for index, layer in enumerate(model.model.layers) if any(p.requires_grad for p in layer.parameters())
+    ]
+    return min([*rewired_layers(model.config), *trained], default=model.config.num_hidden_layers)
+
+
+def choose(model: RewiredLlamaForCausalLM, train: str) -> None:
+    """Let gradients reach only what is to be trained. Raises ValueError where that is nothing."""
+    prefixes = tuple(f"model.layers.{index}." for index in rewired_layers(model.config))
+    is_chosen = CHOICES[train]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_chosen(name, prefixes))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"No layer of this model is rewired, so that `train: {train}` trains nothing: give a wiring, or train: all."
+        )
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether any parameter of it is."""
+    return any(parameter.requires_grad for parameter in module.parameters())

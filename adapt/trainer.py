@@ -1,0 +1,105 @@
+"""TRL's SFTTrainer, its data, its loop and its plain loss; ours are the losses against a teacher, and what is saved."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import SFTTrainer
+
+from .callbacks import DivergedError
+from .distillation import Losses
+
+_SAVING = ".saving"  # checkpoints are written here, and moved to their place when they are whole
+
+
+class AdaptTrainer(SFTTrainer):
+    """SFTTrainer; where it `distills`, the model's forward gives `Losses`, and they are minimised."""
+
+    def __init__(self, *args: Any, distills: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.distills = distills
+        self._logged = (time.perf_counter(), 0)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """TRL's loss, or the teacher's; per token of the whole batch, all ranks and accumulation steps together."""
+        if not self.distills:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        losses: Losses = model(**inputs, distils=True)
+        tokens = losses.tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        loss = losses.total / tokens.clamp(min=1)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())  # gradients are averaged over ranks
+        self._count(losses, inputs)
+        return (loss, losses) if return_outputs else loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """SFTTrainer's. Raises DivergedError, on all ranks, for a loss that is no number."""
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(self.accelerator.reduce(loss.detach().clone())):
+            step = self.state.global_step  # whose weights give this loss; those before gave a number
+            raise DivergedError(f"At step {step + 1} the loss is {loss.item()}", step - 1)
+        return loss
+
+    def _count(self, losses: Losses, inputs: dict[str, Any]) -> None:
+        """For the log: each loss by its own, a token; and the tokens that the model has read."""
+        mode = "train" if losses.total.requires_grad else "eval"
+        read = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].new_tensor(0)
+        if "attention_mask" not in inputs:
+            read = read + inputs["input_ids"].numel()
+        counts = torch.stack([part.detach().float() for part in (*losses[1:], read)])
+        ce, kd, hidden, tokens, seen = self.accelerator.reduce(counts).tolist()
+        for name, value in (("ce", ce), ("kd", kd), ("hidden", hidden)):
+            self._metrics[mode][name].append(value / max(tokens, 1))
+        if mode == "train":
+            self._total_train_tokens += int(seen) // self._tp_size
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """SFTTrainer's; tokens are counted on where a training is gone on with."""
+        if isinstance(resume_from_checkpoint, str):
+            state = type(self.state).load_from_json(str(Path(resume_from_checkpoint) / "trainer_state.json"))
+            counts = [entry["num_tokens"] for entry in state.log_history if "num_tokens" in entry]
+            self._total_train_tokens = int(counts[-1]) if counts else 0
+        self._logged = (time.perf_counter(), self._total_train_tokens)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds how many tokens a second were trained on since the last time."""
+        if "loss" in logs:
+            before, tokens = self._logged
+            self._logged = (time.perf_counter(), self._total_train_tokens)
+            logs["tokens_per_second"] = round((self._logged[1] - tokens) / (self._logged[0] - before), 1)
+        super().log(logs, start_time)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Ours is written with the model that comes of the training."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(Path(super()._get_output_dir(trial)) / _SAVING)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """A checkpoint is whole or not there, whenever this process is killed."""
+        out = Path(str(self.args.output_dir))
+        if self.is_world_process_zero():
+            shutil.rmtree(out / _SAVING, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            shutil.rmtree(out / name, ignore_errors=True)
+            (out / _SAVING / name).rename(out / name)
+            rotate_checkpoints(str(out), self.args.save_total_limit, use_mtime=False)
+        self.accelerator.wait_for_everyone()

@@ -1,0 +1,45 @@
+"""Rows of public datasets, in any of the shapes that they have, as text or as a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Conversation = list[dict[str, str]]  # turns with `role` and `content`
+Document = str | Conversation
+
+_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def read_row(row: Any, where: str) -> Document:
+    """A row with `text`, `messages`, `conversations` (as ShareGPT), or `instruction` and `output` (as Alpaca).
+
+    Raises ValueError, which says `where`, for another shape.
+    """
+    try:
+        if isinstance(row, str):
+            return row
+        if row.get("text") is not None:
+            return _words(row["text"])
+        if row.get("messages") is not None:
+            return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
+        if row.get("conversations") is not None:
+            turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
+            return [
+                {"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns
+            ]
+        question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
+            "`instruction` and `output`."
+        ) from None
+
+
+def _words(content: Any) -> str:
+    """Of a turn: a string, or a list of parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if not isinstance(content, str):
+        raise TypeError(f"{content!r} is no text")
+    return content

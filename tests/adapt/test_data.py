@@ -1,0 +1,166 @@
+"""Rows of datasets: read, filtered, mixed, and refused by file and number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import SFTConfig
+
+from rewired.adapt import corpus
+from rewired.adapt.data import Source
+from rewired.adapt.recipe import Recipe
+from tests.evaluate.world import tokenizer
+
+from .world import CHATML, conversations, write_rows
+
+
+def load(*datasets: Any, longest: int | None = None, packing: bool = False, **keys: Any) -> corpus.Corpus:
+    tokens = tokenizer()
+    tokens.chat_template = CHATML
+    config = SFTConfig(output_dir="unused", max_length=longest, use_cpu=True, bf16=False, seed=3)
+    recipe = Recipe(model="unused", datasets=list(datasets), **{"held_out": 0} | keys)
+    return corpus.load(recipe, config, tokens)
+
+
+def texts(found: corpus.Corpus) -> list[str]:
+    return [tokenizer().decode(row["input_ids"]) for row in found.train]
+
+
+def test_every_shape_of_row_is_read(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    shapes: dict[str, Any] = {
+        "messages": {"messages": turns},
+        "sharegpt": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        "alpaca": {"instruction": "q", "input": "", "output": "a"},
+    }
+    expected = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+    for name, row in shapes.items():
+        assert texts(load(str(write_rows(tmp_path / f"{name}.jsonl", [row])))) == [expected], name
+    assert texts(load(str(write_rows(tmp_path / "text.jsonl", [{"text": "plain"}])))) == ["plain</s>"]
+
+
+def test_parquet_and_folders_are_read(tmp_path: Path) -> None:
+    rows = conversations(6)
+    write_rows(tmp_path / "a.jsonl", rows[:2])
+    Dataset.from_list(rows[2:]).to_parquet(tmp_path / "b.parquet")
+    (tmp_path / "notes.txt").write_text("not data")
+    assert texts(load(str(tmp_path))) == texts(load(str(write_rows(tmp_path.parent / "all.jsonl", rows))))
+
+
+def test_streamed_rows_are_the_same(tmp_path: Path) -> None:
+    path = str(write_rows(tmp_path / "rows.jsonl", conversations(9)))
+    whole, streamed = load(path, held_out=2), load(path, held_out=2, streaming=True)
+    assert texts(streamed) == texts(whole)
+    assert streamed.held_out is not None and whole.held_out is not None
+    assert streamed.held_out["input_ids"] == whole.held_out["input_ids"]
+
+
+def test_rows_are_filtered_by_language_and_source(tmp_path: Path) -> None:
+    rows = [
+        row | {"langdetect": language, "source": source}
+        for row, (language, source) in zip(
+            conversations(4), [("en", "x"), ("de", "x"), ("en", "y"), ("en", "x")], strict=True
+        )
+    ]
+    path = str(write_rows(tmp_path / "rows.jsonl", rows))
+    everything = texts(load(path))
+    found = load({"path": path, "languages": ["en"], "sources": ["x"]})
+    assert texts(found) == [everything[0], everything[3]]
+    assert "2 rows filtered out" in found.notes[0]
+
+
+def test_mixed_datasets_are_drawn_by_weight(tmp_path: Path) -> None:
+    first = str(write_rows(tmp_path / "a.jsonl", [{"text": "a"}] * 400))
+    second = str(write_rows(tmp_path / "b.jsonl", [{"text": "b"}] * 400))
+    counts = Counter(text[0] for text in texts(load({"path": first, "weight": 3.0}, {"path": second, "weight": 1.0})))
+    assert 2 < counts["a"] / counts["b"] < 4.5
+    assert len(texts(load(first, second))) == 800
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"conversations": []}, "empty conversation"),
+        ({"conversations": [{"from": "human", "value": "q"}]}, "no turn of the assistant"),
+        ({"conversations": [{"from": "wizard", "value": "q"}]}, "unknown role 'wizard'"),
+        ({"conversations": [{"from": "gpt", "value": "a"}] * 2}, "turns out of order"),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
+        ({"conversations": [{"from": "human", "text": "q"}]}, "no text that is understood"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    good = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+    path = str(write_rows(tmp_path / "rows.jsonl", [good, row, good]))
+    with pytest.raises(ValueError, match=f"rows.jsonl, row 2 .*{problem}.*skip_bad"):
+        load(path)
+    found = load(path, skip_bad=True)
+    assert len(texts(found)) == 2
+    assert "1 bad rows left out" in found.notes[0] and problem in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b'{"text": "whole"}\n{"text": "brok')
+    with pytest.raises(ValueError, match=f"{name} cannot be read"):
+        load(str(tmp_path / name))
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"There is no .*nowhere"):
+        load(str(tmp_path / "nowhere"))
+    (tmp_path / "rows.csv").write_text("a,b")
+    with pytest.raises(ValueError, match=r"rows.csv is no data that is read"):
+        load(str(tmp_path / "rows.csv"))
+
+
+def test_what_is_cut_is_counted(tmp_path: Path) -> None:
+    path = str(write_rows(tmp_path / "rows.jsonl", [{"text": "x" * 9}, {"text": "x" * 29}, {"text": "x" * 39}]))
+    note = load(path, longest=20).notes[0]  # 10, 30 and 40 tokens
+    assert "3 rows, 80 tokens" in note and "2 rows are longer than 20 tokens and lose 30 in all (37.5%)" in note
+
+
+def test_rows_that_are_cut_before_the_answer_are_left_out(tmp_path: Path) -> None:
+    question = {"from": "human", "value": "q" * 50}
+    rows = [{"conversations": [question, {"from": "gpt", "value": "a"}]}, *conversations(1)]
+    path = str(write_rows(tmp_path / "rows.jsonl", rows))
+    found = load(path, longest=80)
+    assert len(found.train) == 1 and "in 1 of them nothing to learn is left" in found.notes[0]
+    with pytest.raises(ValueError, match=r"No row can be trained on.*nothing to learn"):
+        load(path, longest=20)
+
+
+def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
+    path = str(write_rows(tmp_path / "rows.jsonl", conversations(12)))
+    found = load(path, held_out=4)
+    assert found.held_out is not None
+    everything = texts(load(path))
+    assert [tokenizer().decode(ids) for ids in found.held_out["input_ids"]] == everything[:4]
+    assert texts(found) == everything[4:]
+    windows = found.windows(longest=32)
+    assert windows is not None
+    flat = torch.tensor([token for ids in found.held_out["input_ids"] for token in ids])
+    assert torch.equal(windows.flatten(), flat[: windows.numel()]) and windows.shape[1] == 32
+
+
+def test_too_little_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only 3 rows, and the first 3 are held out"):
+        load(str(write_rows(tmp_path / "rows.jsonl", conversations(3))), held_out=3)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"name": "x"}, "has no path"),
+        ({"path": "a/b", "langauges": ["en"]}, "did you mean 'languages'"),
+        ({"path": "a/b", "weight": 0}, "weight 0"),
+        (7, "has no path"),
+    ],
+)
+def test_bad_entries_of_datasets_are_refused(entry: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Source.from_recipe(entry)

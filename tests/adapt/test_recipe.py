@@ -1,0 +1,106 @@
+"""Recipes: what a file says, what it inherits, what the command line puts over it, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rewired.adapt.recipe import read
+
+LEAST: dict[str, Any] = {"model": "some/model", "datasets": ["some/data"]}
+
+
+def write(path: Path, **keys: Any) -> Path:
+    path.write_text(yaml.safe_dump(keys))
+    return path
+
+
+def test_keys_are_ours_and_trls(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", **LEAST, kd_weight=0.5, train="rewired", max_steps=7, packing=True)
+    (stage,) = read(path, [])
+    assert (stage.recipe.kd_weight, stage.recipe.train) == (0.5, "rewired")
+    assert (stage.config.max_steps, stage.config.packing) == (7, True)
+    assert stage.given == LEAST | {"kd_weight": 0.5, "train": "rewired", "max_steps": 7, "packing": True}
+
+
+def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("model: a/b\ndatasets: [c/d]\nlearning_rate: 5e-6\n")
+    assert read(tmp_path / "r.yaml", [])[0].config.learning_rate == 5e-6
+
+
+def test_the_command_line_is_put_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", **LEAST, max_steps=7, learning_rate=1e-3)
+    (stage,) = read(path, ["--max_steps", "9", "--kd_weight=2"])
+    assert (stage.config.max_steps, stage.config.learning_rate, stage.recipe.kd_weight) == (9, 1e-3, 2.0)
+    assert stage.given["max_steps"] == 9 and stage.given["kd_weight"] == 2.0
+
+
+def test_a_recipe_extends_another_one(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    write(tmp_path / "base.yaml", **LEAST, max_steps=7, seed=3)
+    write(tmp_path / "below" / "middle.yaml", extends="../base.yaml", max_steps=8)
+    (stage,) = read(write(tmp_path / "below" / "r.yaml", extends="middle.yaml", seed=4), [])
+    assert (stage.recipe.model, stage.config.max_steps, stage.config.seed) == ("some/model", 8, 4)
+
+
+def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
+    stages = [{"max_steps": 1, "kd_weight": 1.0}, {"max_steps": 2}]
+    first, second = read(write(tmp_path / "r.yaml", **LEAST, seed=5, stages=stages), ["--learning_rate", "1e-4"])
+    assert (first.config.max_steps, first.recipe.kd_weight) == (1, 1.0)
+    assert (second.config.max_steps, second.recipe.kd_weight) == (2, 0.0)
+    assert all((stage.config.seed, stage.config.learning_rate) == (5, 1e-4) for stage in (first, second))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lerning_rate": 1e-3}, "'lerning_rate' is no key of a recipe: did you mean 'learning_rate'"),
+        ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
+        ({"zzz": 1}, "'zzz' is no key of a recipe"),
+        ({"model": ""}, "names no model"),
+        ({"datasets": []}, "names no datasets"),
+        ({"ce_weight": 0}, "nothing to minimise"),
+        ({"kd_weight": -1}, "kd_weight is -1"),
+        ({"temperature": 0}, "temperature"),
+        ({"stages": 3}, "stages"),
+        ({"extends": "r.yaml"}, "extends itself"),
+        ({"extends": "gone.yaml"}, "There is no recipe"),
+        ({"train": "some"}, "train"),
+        ({"divergence": "kl"}, "divergence"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read(write(tmp_path / "r.yaml", **LEAST | changes), [])
+
+
+@pytest.mark.parametrize("flags", [["--lerning_rate", "1"], ["--max_steps", "many"], ["--train", "some"]], ids=str)
+def test_flags_that_make_no_sense_are_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=flags[0].lstrip("-")):
+        read(write(tmp_path / "r.yaml", **LEAST), flags)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", ""])
+def test_a_file_that_is_no_recipe_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"r.yaml is no"):
+        read(tmp_path / "r.yaml", [])
+
+
+def test_lists_are_written_in_yaml_on_the_command_line(tmp_path: Path) -> None:
+    wiring = "[{layers: 3-6, preset: ladder, peek: true}]"
+    (stage,) = read(write(tmp_path / "r.yaml", **LEAST), ["--wiring", wiring, "--datasets", "some/folder"])
+    assert stage.recipe.wiring == [{"layers": "3-6", "preset": "ladder", "peek": True}]
+    assert [source.path for source in stage.recipe.mix] == ["some/folder"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_recipe_that_is_shipped_is_read(path: Path) -> None:
+    for stage in read(path, ["--bf16", "false"]):
+        assert stage.recipe.mix and stage.recipe.wiring
+        assert path.stem.endswith("-sft") != stage.recipe.distills

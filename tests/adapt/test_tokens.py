@@ -1,0 +1,108 @@
+"""Tokens and labels: the model's own text to the letter, and the assistant's turns to learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewired.adapt.tokens import DAY, IGNORED, Encoder, training_template
+from tests.evaluate.world import tokenizer
+
+from .world import CHATML
+
+THEIRS = Path(trl.__file__).parent / "chat_templates"
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
+    "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}"
+)
+MODELS = {
+    "SmolLM2": SMOLLM2,
+    "ChatML": CHATML,
+    "Llama 3": (THEIRS / "llama3.jinja").read_text(),
+    "Llama 3.1": (THEIRS / "llama3_1.jinja").read_text(),
+    "Llama 3.2": (THEIRS / "llama3_2.jinja").read_text(),
+}
+
+words = st.text(st.sampled_from("ab \n'{%"), min_size=1, max_size=8).filter(str.strip)
+turns = st.lists(st.tuples(words, words), min_size=1, max_size=3)
+
+
+def made(template: str) -> Any:
+    found = tokenizer(adds_bos=True)
+    found.chat_template = template
+    return found
+
+
+def conversation(system: str | None, pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(system=st.none() | words, pairs=turns)
+def test_a_training_template_writes_what_the_models_own_does(
+    model: str, system: str | None, pairs: list[tuple[str, str]]
+) -> None:
+    tokens = made(MODELS[model])
+    document = conversation(system, pairs)
+    own = tokens.apply_chat_template(document, tokenize=False, date_string=DAY)
+    found = Encoder.of(tokens).encode(document, "row 1")
+    assert tokens.decode(found["input_ids"]) == own
+    assert found["input_ids"] == tokens(own, add_special_tokens=False)["input_ids"], "no second BOS, none lost"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(system=st.none() | words, pairs=turns)
+def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(
+    model: str, system: str | None, pairs: list[tuple[str, str]]
+) -> None:
+    tokens = made(MODELS[model])
+    found = Encoder.of(tokens).encode(conversation(system, pairs), "row 1")
+    runs, last = list[list[int]](), IGNORED
+    for label in found["labels"]:
+        if label != IGNORED:
+            runs = [*runs, []] if last == IGNORED else runs
+            runs[-1].append(label)
+        last = label
+    end = "<|eot_id|>" if "Llama" in model else "<|im_end|>"
+    trims = "Llama" in model
+    answers = [(answer.strip() if trims else answer) + end for _, answer in pairs]
+    assert [tokens.decode(run) for run in runs] == answers
+    assert all(label in (token, IGNORED) for token, label in zip(found["input_ids"], found["labels"], strict=True))
+
+
+def test_a_text_is_learnt_whole_and_ends() -> None:
+    tokens = made(CHATML)
+    found = Encoder.of(tokens).encode("some text", "row 1")
+    assert found["labels"] == found["input_ids"]
+    assert tokens.decode(found["input_ids"]) == "<s>some text</s>"
+
+
+def test_a_template_that_marks_turns_itself_is_taken() -> None:
+    own = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert training_template(made(own)) == own
+
+
+def test_a_template_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="chat_template_path"):
+        Encoder.of(made("{% for m in messages %}{{ m.role }} says {{ m.content }}{% endfor %}"))
+
+
+def test_without_a_template_conversations_are_refused_and_texts_are_not() -> None:
+    tokens = tokenizer()
+    tokens.chat_template = None
+    encoder = Encoder.of(tokens)
+    assert encoder.encode("text", "row 1")["input_ids"]
+    with pytest.raises(ValueError, match=r"row 2 is a conversation.*chat_template_path"):
+        encoder.encode(conversation(None, [("a", "b")]), "row 2")

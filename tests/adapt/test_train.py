@@ -1,0 +1,202 @@
+"""A training from a recipe, as a user runs it: what comes of it, and going on with one that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import rewired  # noqa: F401 - registers the rewired classes
+from rewired.adapt.recipe import read
+from rewired.adapt.train import adapt
+from tests.convert.checkpoints import run
+
+from .world import LADDER, conversations, write_recipe, write_rows
+
+
+def train(path: Path, resume: bool = False, **keys: Any) -> Path:
+    return adapt(read(write_recipe(path, **keys), []), resume)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    return [entry[name] for entry in json.loads((folder / "training.json").read_text()) if name in entry]
+
+
+@pytest.fixture
+def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
+    """A distillation of a ladder."""
+    return {
+        "model": str(dense),
+        "wiring": LADDER,
+        "refit": "none",
+        "datasets": [str(rows)],
+        "train": "rewired",
+        "ce_weight": 0.0,
+        "kd_weight": 1.0,
+        "output_dir": str(tmp_path / "out"),
+    }
+
+
+def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 60, "eval_steps": 30, "learning_rate": 3e-3})
+    measured = logged(made, "held_out_kl")
+    assert len(measured) == 3 and measured[-1] < 0.9 * measured[0]
+    assert logged(made, "kd")[-1] < 0.7 * logged(made, "kd")[0]
+
+    before, after = weights(dense), weights(made)
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed and all(name.startswith(("model.layers.2.", "model.layers.3.")) for name in changed)
+
+    model: Any = AutoModelForCausalLM.from_pretrained(made)
+    assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
+    assert (made / "curves.png").stat().st_size > 1000
+    card = (made / "README.md").read_text()
+    assert "## Training" in card and "kd_weight: 1.0" in card and "starting point" not in card
+
+
+def test_the_same_recipe_gives_the_same_weights(keys: dict[str, Any], tmp_path: Path) -> None:
+    first, second = (
+        weights(train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / name)})) for name in ("a", "b")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("weights_of_loss", [{"kd_weight": 1.0}, {"ce_weight": 1.0, "kd_weight": 0.0}], ids=str)
+def test_a_training_that_is_gone_on_with_is_the_same(
+    weights_of_loss: dict[str, float], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bit for bit: the losses, the order of data, the weights."""
+    keys = keys | weights_of_loss | {"max_steps": 6, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    cut = tmp_path / "cut"
+    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
+    for lost in ("final", "checkpoint-6", "checkpoint-4"):
+        shutil.rmtree(cut / lost)
+    (cut / ".saving" / "checkpoint-4").mkdir(parents=True, exist_ok=True)  # as a kill while saving leaves it
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(cut)})
+    assert logged(again, "loss") == logged(whole, "loss")
+    assert logged(again, "num_tokens") == logged(whole, "num_tokens")
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys = keys | {"max_steps": 40, "save_steps": 1, "save_total_limit": 2}
+    whole = train(tmp_path / "whole.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    recipe = write_recipe(tmp_path / "cut.yaml", **keys | {"output_dir": str(tmp_path / "cut")})
+    command = [str(Path(sys.executable).parent / "adapt"), str(recipe)]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cut").glob("checkpoint-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    assert not (tmp_path / "cut" / "final").exists(), "it was killed in time"
+    done = run("adapt", recipe, "--resume", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    first, second = weights(whole), weights(tmp_path / "cut" / "final")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Progressive conversion: one layer is rewired and healed, then another one too."""
+    stages = [{"wiring": [{"layers": "3-4", "preset": "ladder"}]}, {"wiring": LADDER, "kd_weight": 2.0}]
+    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
+    assert made == tmp_path / "out" / "final"
+    model: Any = AutoModelForCausalLM.from_pretrained(made)
+    assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
+    first, second = weights(tmp_path / "out" / "stage-1" / "final"), weights(made)
+    assert not torch.equal(first["model.layers.2.mlp.up_proj.weight"], second["model.layers.2.mlp.up_proj.weight"])
+    base = json.loads((made / "config.json").read_text())["adapted"]["base"]
+    assert base["name"] == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
+
+
+def test_lora_is_merged(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys | {"train": "lora", "lora_r": 2, "learning_rate": 1e-2})
+    before, after = weights(dense), weights(made)
+    assert before.keys() == after.keys()
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert len(changed) == 14 and all("proj" in name for name in changed)
+
+
+def test_sft_of_a_packed_dense_control(keys: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"wiring": [{"layers": "0-", "preset": "standard"}], "train": "all", "kd_weight": 0.0, "ce_weight": 1.0}
+    made = train(tmp_path / "r.yaml", **keys | changes | {"packing": True, "max_steps": 20})
+    losses = logged(made, "loss")
+    assert losses[-1] < losses[0]
+
+
+def test_a_refitted_start_learns_from_its_base(keys: dict[str, Any], rows: Path, tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys | {"refit": str(rows), "refit_tokens": 1024, "eval_steps": 2})
+    config = json.loads((made / "config.json").read_text())
+    assert config["refit"]["base"] == config["adapted"]["base"]
+    assert logged(made, "held_out_kl")
+
+
+def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The first step has a learning rate of 0, the second takes the weights beyond all numbers, the third sees it."""
+    keys |= {"max_steps": 9, "save_steps": 1, "optim": "sgd", "learning_rate": 1e38, "warmup_steps": 2}
+    with pytest.raises(
+        ValueError, match=r"At step 3 the loss is nan.*good checkpoint is .*checkpoint-1\. .*learning_rate"
+    ):
+        train(tmp_path / "r.yaml", **keys)
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (tmp_path / "out" / "final").exists()
+
+
+def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) -> None:
+    train(tmp_path / "r.yaml", **keys)
+    with pytest.raises(ValueError, match="--resume"):
+        train(tmp_path / "r.yaml", **keys)
+
+
+def test_a_dry_run_tells_and_writes_nothing(keys: dict[str, Any], tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", **keys)
+    done = run("adapt", recipe, "--dry-run", "--max_steps", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for told in ("max_steps: 5", "40 rows", "5 steps", "rewired of layers 2-4", "teacher 0.00 GB"):
+        assert told in done.stdout, told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": "nowhere"}, "no folder 'nowhere'"),
+        ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),
+        ({"wiring": None}, "give a wiring"),
+        ({"wiring": [{"layers": "2-9", "preset": "ladder"}]}, "2-9"),
+        ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
+    ],
+)
+def test_bad_input_is_one_sentence(changes: dict[str, Any], problem: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | changes)
+    done = run("adapt", recipe, cwd=tmp_path)
+    assert done.returncode == 2
+    assert problem in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "final").exists()
+
+
+def test_a_bad_row_stops_before_anything_is_trained(keys: dict[str, Any], tmp_path: Path) -> None:
+    rows = conversations(8)
+    rows[5] = {"conversations": []}
+    keys["datasets"] = [str(write_rows(tmp_path / "rows.jsonl", rows))]
+    with pytest.raises(ValueError, match="row 6 is an empty conversation"):
+        train(tmp_path / "r.yaml", **keys)
+    made = train(tmp_path / "r.yaml", **keys | {"skip_bad": True, "output_dir": str(tmp_path / "again")})
+    assert "1 bad rows left out" in (made / "README.md").read_text()

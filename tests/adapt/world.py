@@ -1,0 +1,76 @@
+"""A tiny Llama that chats, conversations for it, and recipes that train it within a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import LlamaForCausalLM
+
+from rewired.convert import Request, convert
+from tests.evaluate.world import make_dense, tokenizer
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LADDER = [{"layers": "2-4", "preset": "ladder"}]
+SIZES = {"initializer_range": 0.3, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 4}
+
+
+def make_chat(folder: Path, **changes: Any) -> Path:
+    """A dense checkpoint whose tokenizer has ChatML's template."""
+    make_dense(folder, **(SIZES | changes))
+    made = tokenizer()
+    made.chat_template = CHATML
+    made.save_pretrained(folder)
+    return folder
+
+
+def make_rewired(dense: Path, folder: Path, wiring: list[dict[str, Any]], **options: Any) -> Path:
+    return convert(dense, folder, Request(wiring, tp_shards=4, **options)).out
+
+
+def conversations(count: int = 40) -> list[dict[str, Any]]:
+    """As Infinity-Instruct has them."""
+    words = ["river", "stone", "bread", "cloud"]
+    return [
+        {
+            "conversations": [
+                {"from": "human", "value": f"Say {words[n % 4]} {n}."},
+                {"from": "gpt", "value": " ".join([words[n % 4]] * (1 + n % 3))},
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_recipe(path: Path, **keys: Any) -> Path:
+    """A short training, unless `keys` say otherwise; None removes a key."""
+    short: dict[str, Any] = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "max_length": 128,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "held_out": 4,
+        "activation_checkpointing": False,
+        "disable_tqdm": True,
+    }
+    path.write_text(yaml.safe_dump({key: value for key, value in (short | keys).items() if value is not None}))
+    return path
+
+
+def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return LlamaForCausalLM.from_pretrained(folder)(ids).logits
