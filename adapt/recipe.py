@@ -66,6 +66,11 @@ class Recipe:
         default=0.0, metadata={"help": "Of the normalised squared error after each rewired layer."}
     )
 
+    align: bool = field(
+        default=False,
+        metadata={"help": "Each rewired layer learns by itself to give what the original's gives; no other loss."},
+    )
+
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
@@ -91,7 +96,7 @@ class Recipe:
     @property
     def distills(self) -> bool:
         """Whether the original is needed to train."""
-        return self.kd_weight > 0 or self.hidden_weight > 0
+        return self.align or self.kd_weight > 0 or self.hidden_weight > 0
 
     @property
     def mix(self) -> list[Source]:

@@ -31,8 +31,8 @@ class Teacher:
 
     `original` is the folder of its checkpoint. From the start, the student's layers in `changed` have other weights,
     and with `ends_changed` so may its embedding, last norm and head. `without_adapters` makes a context in which LoRA
-    is off. `shares` is False where the student's modules are sharded, and no use outside of it. Weights are held in
-    `dtype`.
+    is off. `shares` is False where the student's modules are sharded, and no use outside of it. With `whole`, it runs
+    all layers itself. Weights are held in `dtype`.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class Teacher:
         ends_changed: bool = False,
         dtype: torch.dtype | None = None,
         shares: bool = True,
+        whole: bool = False,
         without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.first = -1 if ends_changed else first_changed(student)
+        self.first = -1 if ends_changed or whole else first_changed(student)
         self.without_adapters = without_adapters
         self._tensors = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
         self._dtype, self._device, self._shares = dtype or student.dtype, student.device, shares

@@ -21,6 +21,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
 from . import corpus
+from .alignment import add_alignment
 from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
 from .losses import TokenLoss
@@ -106,7 +107,11 @@ def make_trainer(
     )
     if teacher is not None:
         loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
-        original = add_losses(student, teacher, loss, recipe.hidden_weight, layers)
+        original = (
+            add_alignment(student, teacher, layers)
+            if recipe.align
+            else add_losses(student, teacher, loss, recipe.hidden_weight, layers)
+        )
         if every and windows is not None:
             trainer.add_callback(MeasureDivergence(original, windows, every, partial(Trainer.log, trainer)))
     return trainer
@@ -144,6 +149,7 @@ def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teach
         start.ends_changed,
         dtype=torch.bfloat16 if config.bf16 else None,
         shares=not recipe.is_sharded,
+        whole=recipe.align,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
     )
 
