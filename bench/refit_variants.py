@@ -115,11 +115,12 @@ def other_input(change: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Pat
 
         def fit_input(half: Half, batches: Sequence[Any], device: torch.device) -> Errors:
             number, width = next(calls), half.norm.weight.shape[0]
-            regression = RidgeRegression(1, width, width, device)
+            shards = half.shards.total if half.wiring.reads_shards else 1
+            regression = RidgeRegression(shards, width, width, device)
             for batch in batches:
                 view, _ = half.read(batch.refitted)
                 inputs, fresh = change(half, view, batch.refitted.total(half.shards), batch.before, number)
-                regression.add(*(t.reshape(1, -1, width) for t in (inputs, fresh - inputs)), batch.held_out)
+                regression.add(*(t.reshape(shards, -1, width) for t in (inputs, fresh - inputs)), batch.held_out)
             solution = regression.solve(fitting.INPUT_RIDGES)
             half.fold_input(solution.delta)
             return Errors.of(solution)
