@@ -71,7 +71,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     report = _REPORT.format(
         command=shlex.join(["bench/bench_adapt.py", *sys.argv[1:]]),
-        environment=f"{date.today()}; {device}, {torch.get_num_threads()} threads, load average {average:.2f} at the start",
+        environment=f"{date.today()}; {device}, {torch.get_num_threads()} threads, load average {average:.2f} before",
         versions=", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl")),
         batch=BATCH,
         pairs=args.pairs,

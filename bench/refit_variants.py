@@ -30,13 +30,16 @@ from rewired.convert.refit.documents import sources
 from rewired.convert.refit.fitting import Errors
 from rewired.convert.refit.half import Half
 from rewired.convert.refit.least_squares import RidgeRegression, Solution
+from rewired.convert.refit.run import load_tokenizer
 from rewired.convert.refit.sweep import Sweep
+from rewired.convert.refit.text import windows_of
 from rewired.convert.refit.weights import Finished
 from rewired.wiring import make_region
 
 RESULT = Path(__file__).parents[1] / "results" / "quality" / "variants.jsonl"
 TOKENS = 16_384
 LAYERS = ("15-30", "0-30")
+_SHORT = 8  # tokens of a short window
 
 
 def main() -> None:
@@ -272,6 +275,50 @@ def above_too() -> Any:
     return patch.multiple(Sweep, _step_refitted=step_refitted)
 
 
+def first_tokens(weight: float, short: int = 0) -> Patch:
+    """The first token of a window, to which most attention goes, counts `weight` times; of `short` windows of 8 tokens
+    beside the others, whose tokens count a fiftieth, a tenth of that."""
+    start, hidden, divergence = Sweep.start, Half.hidden, Sweep.divergence
+    normalised, inverse_rms = Half.normalised, fitting._inverse_rms
+
+    def weights(states: torch.Tensor) -> torch.Tensor:  # [..., T, H] -> [T, 1]
+        length = states.shape[-2]
+        found = torch.full((length, 1), 1.0 if length > _SHORT else 0.02)
+        found[0] = weight if length > _SHORT else weight / 10
+        return found.sqrt()
+
+    def start_with_short_ones(self: Sweep) -> list[Any]:
+        batches = start(self)
+        files = [[*documents][::-1][200:] for documents in sources("mix")]  # neither calibrated on nor judging
+        tokenizer = load_tokenizer(Path(next(iter(self.weights.files.values()))).parent)
+        count = short * _SHORT // 2048 + 1  # windows of each file
+        long = [window for documents in files for window in windows_of(documents, tokenizer, count)]
+        rows = torch.stack(long).reshape(-1, _SHORT)[:short]
+        table = self.weights.tensor("model.embed_tokens.weight")
+        for number, part in enumerate(rows.chunk(8)):  # the last one judges
+            embedded = table[part]
+            batches.append(fitting.Batch.start(fitting.ResidualStream(embedded), embedded, number == 7))
+        return batches
+
+    def hidden_of_any_length(self: Half, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
+        return hidden(self, view, tuple(part[:, : view.shape[-2]] for part in position_embeddings))
+
+    def divergence_of_long_ones(self: Sweep, *streams: Any) -> Any:
+        return divergence(self, *([one for one in each if one.shape[1] > _SHORT] for each in streams))
+
+    def begin() -> Any:
+        stack = ExitStack()
+        stack.enter_context(patch.object(Half, "normalised", lambda self, x: weights(x) * normalised(self, x)))
+        stack.enter_context(patch.object(fitting, "_inverse_rms", lambda x: weights(x) * inverse_rms(x)))
+        if short:
+            stack.enter_context(patch.object(Sweep, "start", start_with_short_ones))
+            stack.enter_context(patch.object(Half, "hidden", hidden_of_any_length))
+            stack.enter_context(patch.object(Sweep, "divergence", divergence_of_long_ones))
+        return stack
+
+    return begin
+
+
 VARIANTS: dict[str, Patch] = {
     "as shipped": nullcontext,
     "inputs only": other_parts(sweep, fit_output=lambda *_: None),
@@ -291,6 +338,9 @@ VARIANTS: dict[str, Patch] = {
     ),
     "ridge: for each channel": other_parts(RidgeRegression, solve=solve_each_channel),
     "ridge: by the diagonal": other_parts(RidgeRegression, solve=solve_by_diagonal),
+    "first tokens count 10 times": first_tokens(10),
+    "first tokens count 100 times": first_tokens(100),
+    "first tokens count 30 times, and 1,024 short windows": first_tokens(30, short=1024),
     "a bias": other_parts(sweep, fit_output=fit_with_a_bias),
     "two sweeps": two_sweeps,
     "10-20 alone": nullcontext,
