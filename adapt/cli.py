@@ -56,11 +56,12 @@ def _adapt(
             for number, stage in enumerate(stages, start=1):
                 print(describe(stage, f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
             return
+        from .start import original_of
         from .train import adapt, is_first_rank
 
         made = adapt(stages, resume, _on_layer)
         if is_first_rank():
-            print(f"{made} is trained: evaluate {made} compares it with the original.")
+            print(f"{made} is trained. To compare it with the original: evaluate {original_of(made)} {made}")
 
 
 def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:

@@ -17,7 +17,7 @@ from .recipe import Recipe
 from .trainable import rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
-_NO_REFIT = ("none", "false", "no")
+NO_REFIT = ("none", "false", "no")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
 def request(recipe: Recipe) -> Request:
     """The conversion that `recipe` asks for."""
     text = recipe.refit or (MIX if recipe.distills else "none")
-    refit = None if text.lower() in _NO_REFIT else RefitRequest(text, recipe.refit_tokens)
+    refit = None if text.lower() in NO_REFIT else RefitRequest(text, recipe.refit_tokens)
     return Request(recipe.wiring or [], tp_shards=recipe.tp_shards, refit=refit)
 
 
@@ -70,3 +70,8 @@ def _opened(folder: Path, model: str) -> Start:
     everything = record.get("train") == "all"
     changed = range(wired.num_hidden_layers) if everything else rewired_layers(wired)
     return Start(folder, original, record["base"], tuple(changed), everything)
+
+
+def original_of(made: Path) -> str:
+    """The name of the original that the config of a trained model records."""
+    return str(Checkpoint.open(made).config[RECORD]["base"]["name"])

@@ -27,7 +27,7 @@ from .distillation import add_losses
 from .losses import TokenLoss
 from .recipe import LORA, Recipe, Stage
 from .save import save
-from .start import Start, prepare
+from .start import NO_REFIT, Start, prepare
 from .teacher import Teacher
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
@@ -49,7 +49,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         is_last = number == len(stages)
         folder = out if len(stages) == 1 else out / f"stage-{number}"
         if number > 1:
-            stage = replace(stage, recipe=replace(stage.recipe, model=str(made)))
+            refit = stage.recipe.refit or NO_REFIT[0]  # weights that were trained stay what they are
+            stage = replace(stage, recipe=replace(stage.recipe, model=str(made), refit=refit))
         made = (out if is_last else folder) / "final"
         if not (made / "config.json").is_file():
             _run(stage, folder, made, on_layer)

@@ -75,6 +75,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
     shape.check_shards(tp_shards)
+    _check_trained(checkpoint, request, regions)
     is_refitted = _check_refitted(checkpoint, request, regions, tp_shards)
     notes, cost = _notes(checkpoint, request, regions, tp_shards), None
     if request.refit and is_refitted:
@@ -87,6 +88,22 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         cost = Cost.of(shape, modules, tp_shards, request.refit.tokens)
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
     return Plan(regions, tp_shards, table, notes, cost)
+
+
+def _check_trained(checkpoint: Checkpoint, request: Request, regions: list[Region]) -> None:
+    """Raise ValueError for what only the original's weights are good for, where `adapt` has trained them."""
+    record = checkpoint.config.get("adapted")
+    if not isinstance(record, dict):
+        return
+    layers, width = checkpoint.shape.num_hidden_layers, checkpoint.shape.hidden_size
+    before, after = (resolve(wiring, layers, width) for wiring in (checkpoint.regions, regions))
+    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in zip(before, after, strict=True))
+    if loses_a_wiring or request.refit:
+        name = record.get("base", {}).get("name")
+        raise ValueError(
+            f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
+            f"the base that they were made from instead, {name}."
+        )
 
 
 def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:

@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.recipe import read
+from rewired.adapt.start import original_of
 from rewired.adapt.train import adapt
+from rewired.convert import RefitRequest, Request, convert
 from tests.convert.checkpoints import run
 
 from .world import LADDER, conversations, write_recipe, write_rows
@@ -125,8 +127,7 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
     first, second = weights(tmp_path / "out" / "stage-1" / "final"), weights(made)
     assert not torch.equal(first["model.layers.2.mlp.up_proj.weight"], second["model.layers.2.mlp.up_proj.weight"])
-    base = json.loads((made / "config.json").read_text())["adapted"]["base"]
-    assert base["name"] == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
+    assert original_of(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
 
 
 def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -135,6 +136,17 @@ def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path)
     )
     errors, measured = logged(made, "hidden"), logged(made, "held_out_kl")
     assert errors[-1] < 0.8 * errors[0] and measured[-1] < measured[0]
+
+
+def test_trained_weights_are_not_taken_for_the_originals(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys)
+    for request in (
+        Request([{"layers": "0-", "preset": "standard"}]),
+        Request([{"layers": "1-4", "preset": "ladder"}], refit=RefitRequest()),
+    ):
+        with pytest.raises(ValueError, match=f"trained as it is wired.*{dense.name}"):
+            convert(made, tmp_path / "other", request)
+    assert convert(made, tmp_path / "more", Request([{"layers": "1-2", "preset": "ladder"}])).out.is_dir()
 
 
 def test_lora_is_merged(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
