@@ -7,7 +7,7 @@ healed, and all learn in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -23,11 +23,10 @@ from .teacher import Teacher
 from .tokens import IGNORED
 
 
-def add_alignment(
-    model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequence[int]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequence[int]) -> None:
     """Let `model(..., labels=..., distils=True)` give its `Losses`, of which only `hidden` is not zero: the squared
-    error after each of `layers`, relative to the original's square. Returns the original, from tokens to logits.
+    error after each of `layers`, relative to the original's square; and `model(..., original=True)` the original's
+    logits.
 
     `teacher` has all layers.
     """
@@ -51,7 +50,6 @@ def add_alignment(
         return Losses(hidden, nothing, nothing, hidden.detach(), mask.sum())
 
     model.forward = MethodType(forward, model)
-    return lambda input_ids: model(input_ids=input_ids, original=True)
 
 
 def _apart(layer: Any, before: ResidualStream, after: torch.Tensor, arguments: Any, mask: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ class StopWhenDiverged(TrainerCallback):
     """Stops when the logged loss stays far above the best so far."""
 
     def __init__(self) -> None:
-        self.best, self.best_step, self.above = math.inf, 0, 0
+        self.best, self.good, self.above = math.inf, 0, 0
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any
@@ -36,12 +36,13 @@ class StopWhenDiverged(TrainerCallback):
         loss = (logs or {}).get("loss")
         if loss is None:
             return
-        if loss < self.best:
-            self.best, self.best_step = loss, state.global_step
+        self.best = min(self.best, loss)
         self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
+        if not self.above:
+            self.good = state.global_step
         if self.above == _PATIENCE:
             sentence = f"At step {state.global_step} the loss is {loss:.2f}, and was {self.best:.2f} before"
-            raise DivergedError(sentence, self.best_step)
+            raise DivergedError(sentence, self.good)
 
 
 class MeasureDivergence(TrainerCallback):
@@ -49,12 +50,11 @@ class MeasureDivergence(TrainerCallback):
 
     def __init__(
         self,
-        original: Callable[[torch.Tensor], torch.Tensor],
         windows: torch.Tensor,
         every: int,
         log: Callable[[dict[str, float]], None],
     ) -> None:
-        self.original, self.windows, self.every, self.log = original, windows, every, log
+        self.windows, self.every, self.log = windows, every, log
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -74,7 +74,9 @@ class MeasureDivergence(TrainerCallback):
         was_training = model.training
         model.eval()
         windows = self.windows.to(model.device)
-        found = divergence(self.original, lambda ids: model(input_ids=ids).logits, windows)
+        found = divergence(
+            lambda ids: model(input_ids=ids, original=True), lambda ids: model(input_ids=ids).logits, windows
+        )
         model.train(was_training)
         self.log(
             {"held_out_kl": found.kl, "held_out_perplexity": found.perplexity, "held_out_top1": found.agreement[1]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, Features, IterableDataset, List, Value
 from trl import SFTConfig
 
 from . import data
@@ -18,6 +18,13 @@ from .tokens import IGNORED, Encoder
 
 _WINDOW = 512  # tokens; of what is held out
 _UNWANTED = "filtered"
+_FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
+    input_ids=List(Value("int32")),
+    labels=List(Value("int64")),
+    length=Value("int64"),
+    first=Value("int64"),
+    problem=Value("string"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,23 +48,24 @@ class Corpus:
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     """Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number."""
     encoder = Encoder.of(tokenizer)
-    parts, weights = [], []
+    parts, held_out = [], list[Any]()
     notes: list[str] = []
-    for source in recipe.mix:
+    for number, source in enumerate(recipe.mix):
         files = data.load(source, recipe.streaming)
         encoded = [_encoded(rows, name, source, encoder, recipe, config, notes) for name, rows in files]
-        parts.append(data.mix(encoded, [1.0] * len(encoded), config.seed))
-        weights.append(source.weight)
-    rows = data.mix(parts, weights, config.seed)
-    if not recipe.held_out:
-        return Corpus(rows, None, notes)
-    if isinstance(rows, Dataset) and len(rows) <= recipe.held_out:
-        raise ValueError(
-            f"There are only {len(rows)} rows, and the first {recipe.held_out} are held out to judge: give more data, "
-            "or a smaller held_out."
-        )
-    held_out = Dataset.from_list(list(rows.take(recipe.held_out)))
-    return Corpus(rows.skip(recipe.held_out), held_out, notes)
+        rows = data.mix(encoded, [None] * len(encoded), config.seed)
+        share = (recipe.held_out + number) // len(recipe.mix)  # of each dataset alike, and all together
+        if isinstance(rows, Dataset) and len(rows) <= share:
+            raise ValueError(
+                f"{source.path} has only {len(rows)} rows, and the first {share} are held out to judge: give more "
+                "data, or a smaller held_out."
+            )
+        held_out += list(rows.take(share))
+        parts.append(rows.skip(share))
+    rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
+    if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
+        notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
+    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes)
 
 
 def _encoded(
@@ -73,10 +81,10 @@ def _encoded(
     columns = list(rows.features or next(iter(rows), {}))
     encode = partial(_encode_row, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
     if isinstance(rows, IterableDataset):
-        found = rows.map(encode, with_indices=True, remove_columns=columns)
+        found = rows.map(encode, with_indices=True, remove_columns=columns, features=_FEATURES)
         return found.filter(_is_good).select_columns(["input_ids", "labels"])
     options = {"num_proc": config.dataset_num_proc, "desc": f"Tokenising {name}"}
-    found = rows.map(encode, with_indices=True, remove_columns=columns, **options)
+    found = rows.map(encode, with_indices=True, remove_columns=columns, features=_FEATURES, **options)
     kept = found.filter(_is_good)
     notes += _notes(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config)
     if longest := config.max_length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,15 @@ ROLES = ("system", "user", "assistant")
 class Source:
     """One dataset of a mix; `path` is a dataset on the hub, a file, or a folder of files (.json, .jsonl, .parquet).
 
-    `name` is the hub's config (`7M`), `weight` its share of the rows, relative to the others'. `languages` and
-    `sources` keep the rows whose `langdetect` and `source` are among them, as Infinity-Instruct's rows have them.
+    `name` is the hub's config (`7M`). `weight` is its share of the rows, relative to the others'; where no dataset has
+    one, all rows of all are taken. `languages` and `sources` keep the rows whose `langdetect` and `source` are among
+    them, as Infinity-Instruct's rows have them.
     """
 
     path: str
     name: str | None = None
     split: str = "train"
-    weight: float = 1.0
+    weight: float | None = None
     languages: Sequence[str] = ()
     sources: Sequence[str] = ()
 
@@ -48,20 +49,10 @@ class Source:
                 raise ValueError(f"Of `datasets`, {entry['path']} has the unknown key '{key}'{hint}")
         if not isinstance(entry.get("weight", 1.0), int | float) or not entry.get("weight", 1.0) > 0:
             raise ValueError(f"Of `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")
+        for key in ("languages", "sources"):
+            if not isinstance(entry.get(key, []), list):
+                raise ValueError(f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}: give a list.")
         return cls(**entry)
-
-
-@dataclass
-class Skipped:
-    """Rows that were left out because they are no conversation that can be trained on."""
-
-    rows: int = 0
-    first: list[str] = field(default_factory=list)  # what was wrong with some of them
-
-    def add(self, reason: str) -> None:
-        self.rows += 1
-        if len(self.first) < 3:
-            self.first.append(reason)
 
 
 def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
@@ -127,11 +118,12 @@ def checked(row: Mapping[str, Any], where: str) -> Document:
     return document
 
 
-def mix(parts: Sequence[Any], weights: Sequence[float], seed: int) -> Any:
-    """The datasets as one: one after the other, or, where weights differ, drawn by weight until one is used up."""
+def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any:
+    """The datasets as one: one after the other, or, where there are weights, drawn by them until one is used up."""
     if len(parts) == 1:
         return parts[0]
-    if len(set(weights)) == 1:
+    if weights.count(None) == len(weights):
         return datasets.concatenate_datasets(list(parts))
-    shares = [weight / sum(weights) for weight in weights]
+    given = [1.0 if weight is None else weight for weight in weights]
+    shares = [weight / sum(given) for weight in given]
     return datasets.interleave_datasets(list(parts), shares, seed=seed, stopping_strategy="first_exhausted")

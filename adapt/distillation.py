@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -31,8 +31,8 @@ class Losses(NamedTuple):
 
 def add_losses(
     model: RewiredLlamaForCausalLM, teacher: Teacher, loss: TokenLoss, hidden_weight: float, layers: Sequence[int]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Let `model(..., labels=..., distils=True)` give its `Losses`; returns the original, from tokens to logits.
+) -> None:
+    """Let `model(..., labels=..., distils=True)` give `Losses`, and `model(..., original=True)` the original's logits.
 
     `hidden_weight` is that of the squared error between both streams after each of `layers`, relative to the original's
     square.
@@ -58,7 +58,6 @@ def add_losses(
         return Losses(sums.total + hidden_weight * hidden, sums.ce, sums.kd, hidden, mask.sum())
 
     model.forward = MethodType(forward, model)
-    return lambda input_ids: model(input_ids=input_ids, original=True)
 
 
 class _Trunk:

@@ -86,11 +86,16 @@ class _Chunked(torch.autograd.Function):
         loss: TokenLoss,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         needs_states, needs_head = ctx.needs_input_grad[:2]
+        ctx.head_dtype = head.dtype
         states_grad = torch.zeros_like(hidden_states) if needs_states else None
         # a sum over many chunks, which 16 bits would swallow
         head_grad = torch.zeros_like(head, dtype=torch.float32) if needs_head else None
         sums = torch.zeros(3, dtype=torch.float32, device=hidden_states.device)
         size = max(_CHUNK_BYTES // (4 * head.shape[0]), 1)
+        # autocast would keep a copy of the head for each chunk
+        hidden_states, head, teacher_states, teacher_head = map(
+            _cast, (hidden_states, head, teacher_states, teacher_head)
+        )
         for start in range(0, len(labels), size):
             rows = slice(start, start + size)
             wanted = None
@@ -108,7 +113,7 @@ class _Chunked(torch.autograd.Function):
                     states_grad[rows] = grads.pop(0)
                 if head_grad is not None:
                     head_grad += grads.pop(0)
-        ctx.save_for_backward(states_grad, None if head_grad is None else head_grad.to(head.dtype))
+        ctx.save_for_backward(states_grad, None if head_grad is None else head_grad.to(ctx.head_dtype))
         total, ce, kd = sums.unbind()
         ctx.mark_non_differentiable(ce, kd)
         return total, ce, kd
@@ -118,6 +123,13 @@ class _Chunked(torch.autograd.Function):
         states_grad, head_grad = ctx.saved_tensors
         scaled = [None if own is None else own * grads[0].to(own.dtype) for own in (states_grad, head_grad)]
         return (*scaled, None, None, None, None)
+
+
+def _cast(tensor: torch.Tensor | None) -> Any:
+    """To what autocast computes in, where it is on."""
+    if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _of_chunk(

@@ -85,13 +85,22 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
         if not self.ce_weight + self.kd_weight + self.hidden_weight:
             raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}: give one above 0.")
+        if self.held_out < 0 or self.refit_tokens < 1 or self.lora_r < 1:
+            raise ValueError("held_out is at least 0, and refit_tokens and lora_r at least 1.")
+        if self.align and self.train == "all":
+            raise ValueError(
+                "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
+            )
+        if self.train == LORA and self.is_sharded:
+            raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
+        _ = self.mix  # raises for entries that make no sense
 
     @property
     def is_sharded(self) -> bool:
         """Whether no rank holds the whole model."""
-        return self.fsdp_size > 1 or self.tp_size > 1
+        return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
 
     @property
     def distills(self) -> bool:
@@ -146,7 +155,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     parser = _Parser([Recipe, SFTConfig], prog="adapt")  # type: ignore[list-item]
     for action in parser._actions:
         if action.dest in _IN_YAML:
-            action.type, action.nargs = yaml.safe_load, None
+            action.type, action.nargs = _from_yaml, None
     known = sorted({action.dest for action in parser._actions})
     given = [flag.lstrip("-").split("=")[0] for flag in overrides if flag.startswith("--")]
     for key in [*content, *given]:
@@ -157,7 +166,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
             )
     # every parameter that is trained is used in every step
     defaults: dict[str, Any] = {"output_dir": f"out/{path.stem}", "ddp_find_unused_parameters": False}
-    if "gradient_checkpointing" not in content:
+    if "gradient_checkpointing" not in [*content, *given]:
         defaults["activation_checkpointing"] = True  # TRL's default, by its new name
     if not torch.cuda.is_available():
         defaults |= {"use_cpu": True, "bf16": False}
@@ -171,9 +180,20 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
+    if config.eval_steps and (config.eval_steps < 1 or not recipe.held_out):
+        raise ValueError(
+            f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
+        )
     names = [*content, *(key.replace("-", "_") for key in given)]
     read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in names}
     return Stage(recipe, config, {name: getattr(value, "value", value) for name, value in read_as.items()})
+
+
+def _from_yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{text} is no YAML") from None
 
 
 class _Parser(TrlParser):

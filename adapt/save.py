@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ _NOT_COPIED = ("config.json", "README.md", "*.safetensors", "*.safetensors.index
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
     """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
     model = trainer.accelerator.unwrap_model(trainer.model)
+    layers, ends = _changed(model, start)
     if isinstance(model, PeftModel):
         model = model.merge_and_unload()
     config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
@@ -33,13 +35,16 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     kept = {}
     for name, tensor in model.state_dict().items():
         if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
-            kept[name] = _whole(tensor).to("cpu", dtype, copy=True).contiguous()
+            whole = _whole(tensor)
+            if trainer.is_world_process_zero():
+                kept[name] = whole.to("cpu", dtype, copy=True).contiguous()
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
     config[RECORD] = {
         "base": start.base,
-        "train": stage.recipe.train,
+        "layers": layers,
+        "ends": ends,
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
     }
@@ -52,6 +57,14 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         (staging / "README.md").write_text(
             card(start.folder, stage.given, history, config[RECORD], notes), encoding="utf-8"
         )
+
+
+def _changed(model: Any, start: Start) -> tuple[list[int], bool]:
+    """The layers whose weights are not the original's any more, and whether any beside the layers are not."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
+    layers = {int(number[1]) for number in numbers if number}
+    return sorted(layers | set(start.changed)), start.ends_changed or None in numbers
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

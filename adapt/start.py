@@ -62,14 +62,13 @@ def _opened(folder: Path, model: str) -> Start:
             f"{folder} is a dense Llama: give a wiring to rewire it first; [{{layers: 0-, preset: standard}}] keeps it "
             "as it is."
         )
-    record = config.get(RECORD) or config.get("refit")
-    if not record:
-        return Start(folder, folder, base.record(find_source(model), checkpoint_folder(model)))
-    original = base.find(record["base"], folder)
-    wired = RewiredLlamaConfig.from_pretrained(folder)
-    everything = record.get("train") == "all"
-    changed = range(wired.num_hidden_layers) if everything else rewired_layers(wired)
-    return Start(folder, original, record["base"], tuple(changed), everything)
+    if trained := config.get(RECORD):
+        original = base.find(trained["base"], folder)
+        return Start(folder, original, trained["base"], tuple(trained["layers"]), trained["ends"])
+    if refitted := config.get("refit"):
+        changed = rewired_layers(RewiredLlamaConfig.from_pretrained(folder))
+        return Start(folder, base.find(refitted["base"], folder), refitted["base"], tuple(changed))
+    return Start(folder, folder, base.record(find_source(model), checkpoint_folder(model)))
 
 
 def original_of(made: Path) -> str:

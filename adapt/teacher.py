@@ -32,7 +32,7 @@ class Teacher:
     `original` is the folder of its checkpoint. From the start, the student's layers in `changed` have other weights,
     and with `ends_changed` so may its embedding, last norm and head. `without_adapters` makes a context in which LoRA
     is off. `shares` is False where the student's modules are sharded, and no use outside of it. With `whole`, it runs
-    all layers itself. Weights are held in `dtype`.
+    all layers itself. Weights of its own are held in `dtype` on `device`, where the student will be.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Teacher:
         changed: Collection[int] = (),
         ends_changed: bool = False,
         dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
         shares: bool = True,
         whole: bool = False,
         without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -49,7 +50,7 @@ class Teacher:
         self.first = -1 if ends_changed or whole else first_changed(student)
         self.without_adapters = without_adapters
         self._tensors = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
-        self._dtype, self._device, self._shares = dtype or student.dtype, student.device, shares
+        self._dtype, self._device, self._shares = dtype or student.dtype, device or student.device, shares
         config = deepcopy(student.config)
         start = max(self.first, 0)
         config.num_hidden_layers -= start

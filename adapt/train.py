@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from accelerate import PartialState
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
 from transformers.distributed import DistributedConfig
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, set_seed
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
@@ -49,8 +50,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         is_last = number == len(stages)
         folder = out if len(stages) == 1 else out / f"stage-{number}"
         if number > 1:
-            refit = stage.recipe.refit or NO_REFIT[0]  # weights that were trained stay what they are
-            stage = replace(stage, recipe=replace(stage.recipe, model=str(made), refit=refit))
+            # weights that were trained stay what they are
+            stage = replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
         made = (out if is_last else folder) / "final"
         if not (made / "config.json").is_file():
             _run(stage, folder, made, on_layer)
@@ -65,6 +66,7 @@ def is_first_rank() -> bool:
 
 def _run(stage: Stage, folder: Path, made: Path, on_layer: Callable[..., None]) -> None:
     recipe, config, state = stage.recipe, stage.config, PartialState()
+    _check_same(recipe, folder / "recipe.json")
     with state.main_process_first():
         start = prepare(recipe, folder / "start", on_layer)
         tokenizer = AutoTokenizer.from_pretrained(start.folder)
@@ -75,15 +77,31 @@ def _run(stage: Stage, folder: Path, made: Path, on_layer: Callable[..., None]) 
     trainer = make_trainer(recipe, config, folder, start, tokenizer, data)
     last = get_last_checkpoint(folder)
     try:
-        trainer.train(resume_from_checkpoint=last)
+        if not (last and trainer.load_finished(last)):
+            trainer.train(resume_from_checkpoint=last)
     except DivergedError as error:
         for bad in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            if int(bad.name.rpartition("-")[2]) > error.good:
+            if state.is_main_process and int(bad.name.rpartition("-")[2]) > error.good:
                 shutil.rmtree(bad)
+        state.wait_for_everyone()
         saved = get_last_checkpoint(folder)
         kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
         raise ValueError(f"{error}: stopped, and {kept}. A smaller learning_rate is the usual cure.") from None
     save(trainer, stage, start, data.notes, made)
+
+
+def _check_same(recipe: Recipe, path: Path) -> None:
+    """Raise ValueError where what is to be gone on with was begun with another recipe; how long it takes may change."""
+    state, given = PartialState(), json.loads(json.dumps(asdict(recipe)))
+    if path.is_file():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in given if given[name] != begun.get(name)]
+        if changed:
+            raise ValueError(f"{path.parent} was begun with another {changed[0]}: choose another output_dir.")
+    state.wait_for_everyone()
+    if state.is_main_process:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
 
 
 def make_trainer(
@@ -91,6 +109,7 @@ def make_trainer(
 ) -> AdaptTrainer:
     """All that a training needs, put together."""
     config.output_dir = str(folder)
+    set_seed(config.seed)  # LoRA's matrices are drawn before the trainer does so
     model = load_model(recipe, config, start)
     student = _bare(model)
     layers = rewired_layers(student.config)
@@ -108,13 +127,12 @@ def make_trainer(
     )
     if teacher is not None:
         loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
-        original = (
+        if recipe.align:
             add_alignment(student, teacher, layers)
-            if recipe.align
-            else add_losses(student, teacher, loss, recipe.hidden_weight, layers)
-        )
+        else:
+            add_losses(student, teacher, loss, recipe.hidden_weight, layers)
         if every and windows is not None:
-            trainer.add_callback(MeasureDivergence(original, windows, every, partial(Trainer.log, trainer)))
+            trainer.add_callback(MeasureDivergence(windows, every, partial(Trainer.log, trainer)))
     return trainer
 
 
@@ -149,6 +167,7 @@ def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teach
         start.changed,
         start.ends_changed,
         dtype=torch.bfloat16 if config.bf16 else None,
+        device=config.device,
         shares=not recipe.is_sharded,
         whole=recipe.align,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,

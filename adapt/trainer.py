@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
 from .callbacks import DivergedError
 from .distillation import Losses
 
+_TOKENS = "tokens_seen.json"
 _SAVING = ".saving"  # checkpoints are written here, and moved to their place when they are whole
 
 
@@ -69,11 +72,19 @@ class AdaptTrainer(SFTTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """SFTTrainer's; tokens are counted on where a training is gone on with."""
         if isinstance(resume_from_checkpoint, str):
-            state = type(self.state).load_from_json(str(Path(resume_from_checkpoint) / "trainer_state.json"))
-            counts = [entry["num_tokens"] for entry in state.log_history if "num_tokens" in entry]
-            self._total_train_tokens = int(counts[-1]) if counts else 0
+            self._total_train_tokens = json.loads((Path(resume_from_checkpoint) / _TOKENS).read_text())
         self._logged = (time.perf_counter(), self._total_train_tokens)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def load_finished(self, checkpoint: str) -> bool:
+        """Take what is in `checkpoint`, if that is where the training ends: transformers would train a step more."""
+        state = type(self.state).load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
+            return False
+        self._load_from_checkpoint(checkpoint)
+        self.state = state
+        self._total_train_tokens = json.loads((Path(checkpoint) / _TOKENS).read_text())
+        return True
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds how many tokens a second were trained on since the last time."""
@@ -99,6 +110,7 @@ class AdaptTrainer(SFTTrainer):
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            (out / _SAVING / name / _TOKENS).write_text(json.dumps(self._total_train_tokens))
             shutil.rmtree(out / name, ignore_errors=True)
             (out / _SAVING / name).rename(out / name)
             rotate_checkpoints(str(out), self.args.save_total_limit, use_mtime=False)

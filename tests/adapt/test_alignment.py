@@ -18,15 +18,16 @@ from .test_distillation import batch
 from .world import logits_of, make_rewired
 
 
-def aligned(folder: Path, layers: list[int], train: str = "rewired") -> tuple[Any, Any]:
-    """The student in `folder`, its weights changed a little, and its original."""
+def aligned(folder: Path, layers: list[int], train: str = "rewired") -> Any:
+    """The student in `folder`, its weights changed a little."""
     student: Any = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for index in layers:
             for parameter in student.model.layers[index].parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     choose(student, train)
-    return student, add_alignment(student, Teacher(student, folder, changed=layers, whole=True), layers)
+    add_alignment(student, Teacher(student, folder, changed=layers, whole=True), layers)
+    return student
 
 
 def relative(own: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -37,7 +38,7 @@ def relative(own: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor) -> t
 def test_a_ladders_layer_is_given_both_streams(dense: Path, tmp_path: Path) -> None:
     """Layer i reads the original's stream without its last update, and then with it, but without its own attention."""
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "1-4", "preset": "ladder"}])
-    student, _ = aligned(folder, [1, 2, 3])
+    student = aligned(folder, [1, 2, 3])
     given = batch()
     given["attention_mask"] = torch.ones_like(given["attention_mask"])
     found = student(**given, distils=True)
@@ -86,7 +87,7 @@ def test_one_shard_has_all_parts_and_so_nothing_to_learn(preset: dict[str, Any],
 
 def test_the_original_stays_what_it_is(dense: Path, tmp_path: Path) -> None:
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "1-4", "preset": "ladder", "peek": True}])
-    _, original = aligned(folder, [1, 2, 3])
+    student = aligned(folder, [1, 2, 3])
     ids = batch()["input_ids"]
     with torch.no_grad():
-        torch.testing.assert_close(original(ids), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)

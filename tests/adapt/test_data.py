@@ -19,7 +19,7 @@ from tests.evaluate.world import tokenizer
 from .world import CHATML, conversations, write_rows
 
 
-def load(*datasets: Any, longest: int | None = None, packing: bool = False, **keys: Any) -> corpus.Corpus:
+def load(*datasets: Any, longest: int | None = None, **keys: Any) -> corpus.Corpus:
     tokens = tokenizer()
     tokens.chat_template = CHATML
     config = SFTConfig(output_dir="unused", max_length=longest, use_cpu=True, bf16=False, seed=3)
@@ -80,6 +80,23 @@ def test_mixed_datasets_are_drawn_by_weight(tmp_path: Path) -> None:
     counts = Counter(text[0] for text in texts(load({"path": first, "weight": 3.0}, {"path": second, "weight": 1.0})))
     assert 2 < counts["a"] / counts["b"] < 4.5
     assert len(texts(load(first, second))) == 800
+    few = str(write_rows(tmp_path / "c.jsonl", [{"text": "c"}] * 40))
+    alike = load({"path": first, "weight": 1.0}, {"path": few, "weight": 1.0})
+    assert 0.5 < Counter(text[0] for text in texts(alike))["a"] / 40 < 2
+    assert "drawn by weight" in alike.notes[-1]
+
+
+def test_each_dataset_holds_out_its_share(tmp_path: Path) -> None:
+    paths = [str(write_rows(tmp_path / f"{name}.jsonl", [{"text": name}] * 9)) for name in "ab"]
+    found = load(*paths, held_out=5)
+    assert found.held_out is not None
+    assert Counter(tokenizer().decode(ids)[0] for ids in found.held_out["input_ids"]) == {"a": 2, "b": 3}
+    assert len(found.train) == 13
+
+
+def test_a_file_that_begins_with_unwanted_rows_is_read(tmp_path: Path) -> None:
+    rows = [row | {"source": "x" if number < 1100 else "y"} for number, row in enumerate(conversations(1103))]
+    assert len(load({"path": str(write_rows(tmp_path / "rows.jsonl", rows)), "sources": ["y"]}).train) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rewired.adapt import losses
 from rewired.adapt.losses import TokenLoss, token_loss
@@ -90,6 +91,27 @@ def test_no_tensor_holds_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatc
         loss = token_loss(TokenLoss(kd=1), states, head, torch.zeros(tokens, dtype=torch.long), states, head)
         loss.total.backward()
     assert 0 < largest <= 8 * words
+
+
+def test_under_autocast_no_copy_of_the_head_is_kept_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_BYTES", 4 * WORDS)
+    parts = problem()
+    casts = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal casts
+            found = function(*args, **(kwargs or {}))
+            casts += "_to_copy" in str(function) and found.shape == parts[1].shape and found.dtype == torch.bfloat16
+            return found
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), Watch():
+        total = token_loss(TokenLoss(kd=1), *parts).total
+    assert casts == 2, "the student's head and the teacher's"
+    found = torch.autograd.grad(total, parts[:2])
+    assert all(grad.dtype == torch.float32 for grad in found)
+    for grad, expected in zip(found, torch.autograd.grad(naive(TokenLoss(kd=1), *parts), parts[:2]), strict=True):
+        torch.testing.assert_close(grad, expected, rtol=0.1, atol=0.1)
 
 
 def test_no_token_is_no_loss() -> None:

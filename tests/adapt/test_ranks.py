@@ -66,9 +66,8 @@ def alone(keys: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder / "out" / "final"
 
 
-@pytest.mark.parametrize(
-    "split", [name if name == "FSDP2" else pytest.param(name, marks=pytest.mark.slow) for name in SPLITS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
 def test_ranks_learn_what_one_process_does(split: str, keys: dict[str, Any], alone: Path, tmp_path: Path) -> None:
     ranks, changes = SPLITS[split]
     changes = changes | {"per_device_train_batch_size": ROWS // ranks, "output_dir": str(tmp_path / "out")}

@@ -18,13 +18,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.recipe import read
-from rewired.adapt.start import original_of
+from rewired.adapt.distillation import add_losses
+from rewired.adapt.losses import TokenLoss
+from rewired.adapt.recipe import Recipe, read
+from rewired.adapt.start import original_of, prepare
+from rewired.adapt.teacher import Teacher
 from rewired.adapt.train import adapt
+from rewired.adapt.trainable import choose
 from rewired.convert import RefitRequest, Request, convert
 from tests.convert.checkpoints import run
 
-from .world import LADDER, conversations, write_recipe, write_rows
+from .world import LADDER, conversations, logits_of, write_recipe, write_rows
 
 
 def train(path: Path, resume: bool = False, **keys: Any) -> Path:
@@ -100,6 +104,48 @@ def test_a_training_that_is_gone_on_with_is_the_same(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("logs", [1, 2])
+def test_a_training_that_was_killed_before_its_model_was_written_takes_no_step_more(
+    logs: int, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """And counts the tokens of steps that were not logged."""
+    keys |= {"max_steps": 6, "lr_scheduler_type": "constant", "logging_steps": logs, "save_steps": 3}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    cut = tmp_path / "cut"
+    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
+    for lost in ([], ["checkpoint-6"]):
+        for name in ["final", *lost]:
+            shutil.rmtree(cut / name)
+        again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(cut)})
+        first, second = weights(whole), weights(again)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        records = [json.loads((folder / "config.json").read_text())["adapted"] for folder in (whole, again)]
+        assert records[0] == records[1]
+
+
+def test_another_recipe_is_not_gone_on_with(keys: dict[str, Any], tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys)
+    shutil.rmtree(made)
+    with pytest.raises(ValueError, match="begun with another wiring"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
+
+
+def test_after_two_trainings_the_original_is_still_the_first_one(
+    keys: dict[str, Any], dense: Path, tmp_path: Path
+) -> None:
+    """The first changed everything, the second only what is rewired: the teacher shares nothing with the student."""
+    stages = [{"train": "all", "learning_rate": 1e-2}, {"train": "lora", "learning_rate": 1e-2}]
+    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
+    recipe = Recipe(model=str(made), datasets=["unused"], train="norms_and_gains", kd_weight=1.0)  # type: ignore[list-item]
+    start = prepare(recipe, tmp_path / "unused", lambda *_: None)
+    student: Any = AutoModelForCausalLM.from_pretrained(start.folder)
+    choose(student, "norms_and_gains")
+    add_losses(student, Teacher(student, start.original, start.changed, start.ends_changed), TokenLoss(), 0.0, [])
+    ids = torch.randint(3, 259, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
+
+
 def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
     keys = keys | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
     whole = train(tmp_path / "whole.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
@@ -150,7 +196,12 @@ def test_trained_weights_are_not_taken_for_the_originals(keys: dict[str, Any], d
 
 
 def test_lora_is_merged(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
-    made = train(tmp_path / "r.yaml", **keys | {"train": "lora", "lora_r": 2, "learning_rate": 1e-2})
+    keys |= {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "eval_steps": 2}
+    torch.manual_seed(5)
+    made = train(tmp_path / "r.yaml", **keys)
+    torch.manual_seed(6)
+    again = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "again")})
+    assert logged(made, "loss") == logged(again, "loss"), "its matrices are drawn by the recipe's seed"
     before, after = weights(dense), weights(made)
     assert before.keys() == after.keys()
     changed = {name for name in after if not torch.equal(before[name], after[name])}

@@ -1,0 +1,29 @@
+"""A training is stopped when its loss goes away, and not when it is noisy; what was good before is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from rewired.adapt.callbacks import DivergedError, StopWhenDiverged
+
+
+def feed(losses: list[float], each: int = 10) -> None:
+    watch, state, arguments = StopWhenDiverged(), TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True)
+    for number, loss in enumerate(losses, start=1):
+        state.global_step = number * each
+        logs: dict[str, Any] = {"loss": loss}
+        watch.on_log(arguments, state, TrainerControl(), logs=logs)
+
+
+def test_a_loss_that_stays_far_above_stops_and_the_last_healthy_step_is_known() -> None:
+    with pytest.raises(DivergedError, match=r"At step 110 the loss is 50\.00, and was 2\.00") as stopped:
+        feed([2.0, 2.1, 2.3, 2.2, 2.1, 2.4, *[50.0] * 5])
+    assert stopped.value.good == 60
+
+
+@pytest.mark.parametrize("losses", [[9.0, 3.0, 5.0, 2.0, 4.0] * 6, [0.01, 0.2, 0.5] * 9, [2.0, 50.0, 50.0, 2.0] * 9])
+def test_noise_does_not_stop(losses: list[float]) -> None:
+    feed(losses)
