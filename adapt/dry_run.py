@@ -59,7 +59,7 @@ def _steps(data: corpus.Corpus, config: Any) -> str:
     if not hasattr(data.train, "__len__"):
         return f"{config.max_steps} steps of {batch} rows on {ranks} devices, streamed."
     rows = len(data.train)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(rows / batch) * math.ceil(config.num_train_epochs)
+    steps = config.max_steps if config.max_steps > 0 else math.ceil(math.ceil(rows / batch) * config.num_train_epochs)
     packed = ", fewer once they are packed" if config.packing else ""
     return f"{rows:,} rows to train on, {batch} a step on {ranks} devices: {steps:,} steps{packed}."
 
@@ -84,7 +84,7 @@ def _memory(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> list
         "weights": total * _FLOAT,
         "gradients": trained * _FLOAT,
         "AdamW": trained * 2 * _FLOAT,
-        "teacher": owned * (_FLOAT // 2 if config.bf16 else _FLOAT) * recipe.distills,
+        "teacher": owned * (_FLOAT // 2 if config.bf16 else _FLOAT) * (recipe.distills or bool(config.eval_steps)),
     }
     told = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts.items())
     return [

@@ -45,7 +45,7 @@ class Encoder:
     def encode(self, document: Document, where: str) -> dict[str, list[int]]:
         """`input_ids` and `labels`. Raises ValueError, which says `where`, for what the template does not take."""
         if isinstance(document, str):
-            ids = [*self.tokenizer(document)["input_ids"], self.tokenizer.eos_token_id]
+            ids = self._text(document)
             return {"input_ids": ids, "labels": ids}
         if self.template is None:
             raise ValueError(
@@ -66,6 +66,14 @@ class Encoder:
             "input_ids": ids,
             "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],
         }
+
+    def _text(self, text: str) -> list[int]:
+        """With one BOS, where the tokenizer adds one, and one EOS, whether the text brings its own or not."""
+        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        if begin is not None and ids[:2] == [begin, begin]:
+            ids = ids[1:]
+        return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def training_template(tokenizer: Any) -> str:

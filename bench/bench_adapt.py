@@ -129,13 +129,13 @@ class Steps:
     def _step(trainer: Any) -> Callable[[], None]:
         trainer.create_optimizer()
         batches = list(trainer.get_train_dataloader())
-        trainer.model.train()
+        model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from
 
         def step() -> None:
             batch = batches[0]
             batches.append(batches.pop(0))
             count = (batch["labels"][:, 1:] != -100).sum()
-            trainer.training_step(trainer.model, dict(batch), num_items_in_batch=count)
+            trainer.training_step(model, dict(batch), num_items_in_batch=count)
             trainer.optimizer.step()
             trainer.optimizer.zero_grad()
 

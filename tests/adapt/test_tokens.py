@@ -89,6 +89,12 @@ def test_a_text_is_learnt_whole_and_ends() -> None:
     assert tokens.decode(found["input_ids"]) == "<s>some text</s>"
 
 
+def test_a_text_that_brings_its_own_bos_and_eos_gets_no_second_ones() -> None:
+    tokens = made(CHATML)
+    found = Encoder.of(tokens).encode("<s>some text</s>", "row 1")
+    assert tokens.decode(found["input_ids"]) == "<s>some text</s>"
+
+
 def test_a_template_that_marks_turns_itself_is_taken() -> None:
     own = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     assert training_template(made(own)) == own
