@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
+from rewired.adapt.cli import main
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
 from rewired.adapt.recipe import Recipe, read
@@ -33,6 +34,14 @@ from .world import LADDER, conversations, logits_of, write_recipe, write_rows
 
 def train(path: Path, resume: bool = False, **keys: Any) -> Path:
     return adapt(read(write_recipe(path, **keys), []), resume)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
+    """The exit status of the command `adapt`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["adapt", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -75,6 +84,7 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
     assert "## Training" in card and "kd_weight: 1.0" in card and "starting point" not in card
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights(keys: dict[str, Any], tmp_path: Path) -> None:
     first, second = (
         weights(train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / name)})) for name in ("a", "b")
@@ -104,7 +114,7 @@ def test_a_training_that_is_gone_on_with_is_the_same(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("logs", [1, 2])
+@pytest.mark.parametrize("logs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_training_that_was_killed_before_its_model_was_written_takes_no_step_more(
     logs: int, keys: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -146,6 +156,7 @@ def test_after_two_trainings_the_original_is_still_the_first_one(
         torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
     keys = keys | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
     whole = train(tmp_path / "whole.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
@@ -239,13 +250,15 @@ def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) 
         train(tmp_path / "r.yaml", **keys)
 
 
-def test_a_dry_run_tells_and_writes_nothing(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dry_run_tells_and_writes_nothing(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", **keys)
-    done = run("adapt", recipe, "--dry-run", "--max_steps", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
     per_layer = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
-    for told in ("max_steps: 5", "40 rows", "5 steps", f"rewired of layers 2-4, {2 * per_layer:,} of"):
-        assert told in done.stdout, told
+    told = capsys.readouterr().out
+    for part in ("max_steps: 5", "40 rows", "5 steps", f"rewired of layers 2-4, {2 * per_layer:,} of"):
+        assert part in told, part
     assert not (tmp_path / "out").exists()
 
 
@@ -265,10 +278,12 @@ def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[
     assert not (tmp_path / "out" / "final").exists()
 
 
-def test_bad_input_is_one_sentence(keys: dict[str, Any], tmp_path: Path) -> None:
-    done = run("adapt", write_recipe(tmp_path / "r.yaml", **keys), "--kd_wieght", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "did you mean 'kd_weight'" in done.stderr
+def test_bad_input_is_one_sentence(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--kd_wieght", "1") == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "did you mean 'kd_weight'" in told
     assert not (tmp_path / "out").exists()
 
 

@@ -185,4 +185,5 @@ def test_data_fetch_names_what_it_knows(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "rewired data fetch: 'bench' is not known: there are benchmarks, calibration.\n"
+    known = "benchmarks, calibration, instruct"
+    assert capsys.readouterr().err == f"rewired data fetch: 'bench' is not known: there are {known}.\n"
