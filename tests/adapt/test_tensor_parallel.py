@@ -44,10 +44,11 @@ def step(folder: Path, tp_size: int, fsdp_size: int, train: str) -> tuple[dict[s
     return {name: value.item() for name, value in losses._asdict().items()}, gradients(model)
 
 
-@pytest.mark.parametrize("train", ["rewired", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["rewired", "all"])
 @pytest.mark.parametrize(
     ("tp_size", "fsdp_size"),
-    [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)],
+    [(2, 1), (4, 1), (2, 2)],
 )
 def test_ranks_that_share_layers_learn_the_same(
     tp_size: int, fsdp_size: int, train: str, dense: Path, tmp_path: Path

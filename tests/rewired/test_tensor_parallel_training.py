@@ -212,7 +212,10 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     return after_two_batches(folder, 2, False)
 
 
-@pytest.mark.parametrize(("name", "second"), [("ladder-peek", "dp_replicate_size"), ("mixed", "fsdp_size")])
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [pytest.param("ladder-peek", "dp_replicate_size", marks=pytest.mark.slow), ("mixed", "fsdp_size")],
+)
 def test_a_step_on_two_by_two_ranks_is_that_of_one_process(name: str, second: str, tmp_path: Path) -> None:
     """Tensor parallelism times FSDP2, and what it saves loads anywhere."""
     folder = saved(WIRINGS[name], tmp_path / "base")
