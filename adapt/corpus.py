@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ from trl import SFTConfig
 
 from . import data
 from .recipe import Recipe
+from .rows import decode
 from .tokens import IGNORED, Encoder
 
 _WINDOW = 512  # tokens; of what is held out
+_SHUFFLED = 10_000  # rows of a stream, among which the next one is drawn
 _UNWANTED = "filtered"
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
@@ -34,6 +36,11 @@ class Corpus:
     train: Dataset | IterableDataset
     held_out: Dataset | None
     notes: list[str]
+    tallies: Sequence[Tally] = ()  # of what is streamed
+
+    def streamed(self) -> list[str]:
+        """Notes on what has been streamed so far."""
+        return [tally.note() for tally in self.tallies]
 
     def windows(self, longest: int) -> torch.Tensor | None:
         """What is held out, as windows [W, T] that a divergence is measured on; None where it is too little."""
@@ -45,14 +52,47 @@ class Corpus:
         return torch.tensor(ids[: count * length]).view(count, length) if count else None
 
 
+@dataclass
+class Tally:
+    """What was read of a streamed file, by the numbers of its rows: some are read again, and count once."""
+
+    name: str
+    longest: int | None
+    rows: int = 0
+    bad: dict[int, str] = field(default_factory=dict)
+    cut: dict[int, int] = field(default_factory=dict)  # tokens lost
+
+    def count(self, index: int, found: Mapping[str, Any]) -> None:
+        self.rows = max(self.rows, index + 1)
+        if found["problem"] not in ("", _UNWANTED):
+            self.bad[index] = found["problem"]
+        if self.longest and found["length"] > self.longest:
+            self.cut[index] = found["length"] - self.longest
+
+    def note(self) -> str:
+        told = f"{self.name}: {self.rows:,} rows read"
+        if self.bad:
+            told += _told_bad(list(self.bad.values()))
+        if self.cut:
+            told += _told_cut(len(self.cut), self.longest, sum(self.cut.values()))
+        return told
+
+
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     """Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number."""
     encoder = Encoder.of(tokenizer)
     parts, held_out = [], list[Any]()
-    notes: list[str] = []
+    notes, tallies = list[str](), list[Tally]()
     for number, source in enumerate(recipe.mix):
         files = data.load(source, recipe.streaming)
-        encoded = [_encoded(rows, name, source, encoder, recipe, config, notes) for name, rows in files]
+        encoded = []
+        for name, rows in files:
+            encode = partial(_encode_row, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
+            if isinstance(rows, IterableDataset):
+                tallies.append(Tally(name, config.max_length))
+                encoded.append(_streamed(rows, encode, tallies[-1]))
+            else:
+                encoded.append(_encoded(rows, encode, name, config, notes))
         rows = data.mix(encoded, [None] * len(encoded), config.seed)
         share = (recipe.held_out + number) // len(recipe.mix)  # of each dataset alike, and all together
         if isinstance(rows, Dataset) and len(rows) <= share:
@@ -65,26 +105,30 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
     if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
-    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes)
+    if isinstance(rows, IterableDataset):
+        rows = rows.shuffle(config.seed, buffer_size=_SHUFFLED)
+    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
+
+
+def _streamed(rows: IterableDataset, encode: Callable[..., dict[str, Any]], tally: Tally) -> IterableDataset:
+    """The rows of one file as tokens and labels, once they are read, and counted then."""
+
+    def encode_and_count(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+        found = encode(row, index)
+        tally.count(index, found)
+        return found
+
+    columns = list(rows.features or next(iter(rows), {}))
+    found = rows.map(encode_and_count, with_indices=True, remove_columns=columns, features=_FEATURES)
+    return found.filter(_is_good).select_columns(["input_ids", "labels"])
 
 
 def _encoded(
-    rows: Any,
-    name: str,
-    source: data.Source,
-    encoder: Encoder,
-    recipe: Recipe,
-    config: SFTConfig,
-    notes: list[str],
-) -> Any:
+    rows: Dataset, encode: Callable[..., dict[str, Any]], name: str, config: SFTConfig, notes: list[str]
+) -> Dataset:
     """The rows of one file as tokens and labels. What was filtered, skipped and cut goes to `notes`."""
-    columns = list(rows.features or next(iter(rows), {}))
-    encode = partial(_encode_row, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
-    if isinstance(rows, IterableDataset):
-        found = rows.map(encode, with_indices=True, remove_columns=columns, features=_FEATURES)
-        return found.filter(_is_good).select_columns(["input_ids", "labels"])
     options = {"num_proc": config.dataset_num_proc, "desc": f"Tokenising {name}"}
-    found = rows.map(encode, with_indices=True, remove_columns=columns, features=_FEATURES, **options)
+    found = rows.map(encode, with_indices=True, remove_columns=rows.column_names, features=_FEATURES, **options)
     kept = found.filter(_is_good)
     notes += _notes(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config)
     if longest := config.max_length:
@@ -101,9 +145,10 @@ def _encode_row(
 ) -> dict[str, Any]:
     where = f"{name}, row {index + 1}"
     nothing: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "first": 0}
-    if not data.is_wanted(source, row):
-        return nothing | {"problem": _UNWANTED}
     try:
+        row = decode(row, where)
+        if not data.is_wanted(source, row):
+            return nothing | {"problem": _UNWANTED}
         encoded = encoder.encode(data.checked(row, where), where)
     except ValueError as error:
         if not skips:
@@ -122,11 +167,16 @@ def _notes(name: str, problems: Sequence[str], lengths: np.ndarray, config: SFTC
     if filtered := sum(problem == _UNWANTED for problem in problems):
         told[0] += f"; {filtered:,} rows filtered out"
     if bad := [problem for problem in problems if problem not in ("", _UNWANTED)]:
-        told[0] += f"; {len(bad):,} bad rows left out, the first because {bad[0]}"
+        told[0] += _told_bad(bad)
     if config.max_length and (longer := lengths[lengths > config.max_length]).size:
         lost = int(longer.sum()) - config.max_length * longer.size
-        told[0] += (
-            f"; {longer.size:,} rows are longer than {config.max_length} tokens and lose {lost:,} in all "
-            f"({lost / lengths.sum():.1%})"
-        )
+        told[0] += f"{_told_cut(longer.size, config.max_length, lost)} ({lost / lengths.sum():.1%})"
     return told
+
+
+def _told_bad(problems: Sequence[str]) -> str:
+    return f"; {len(problems):,} bad rows left out, the first because {problems[0]}"
+
+
+def _told_cut(count: int, longest: int | None, lost: int) -> str:
+    return f"; {count:,} rows are longer than {longest} tokens and lose {lost:,} in all"

@@ -14,6 +14,8 @@ from datasets import Dataset, IterableDataset
 
 from rewired.conversations import Document, read_row
 
+from . import rows
+
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 ROLES = ("system", "user", "assistant")
 
@@ -65,19 +67,20 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
         return [(str(file), _read_file(file, streaming)) for file in files]
     if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")):
         raise ValueError(f"There is no {source.path}: name a file, a folder, or a dataset on the hub (owner/name).")
-    rows = _read(
-        source.path, lambda: datasets.load_dataset(source.path, source.name, split=source.split, streaming=streaming)
-    )
-    return [(source.path, rows)]
+    options: dict[str, Any] = {"split": source.split, "streaming": streaming}
+    return [(source.path, _read(source.path, lambda: datasets.load_dataset(source.path, source.name, **options)))]
 
 
 def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise ValueError(f"{path} is no data that is read: {', '.join(_READERS)} files are.")
-    return _read(
-        str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train", streaming=streaming)
-    )
+    if streaming:
+        return rows.read(path, streaming)
+    try:
+        return _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
+    except ValueError:  # where it is broken, a row may be to blame
+        return _read(str(path), lambda: rows.read(path, streaming))
 
 
 def _read(name: str, load_rows: Callable[[], Any]) -> Any:
@@ -86,7 +89,8 @@ def _read(name: str, load_rows: Callable[[], Any]) -> Any:
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        raise ValueError(f"{name} cannot be read ({reason}).") from None
+        said = reason.startswith(f"{name} cannot be read")
+        raise ValueError(reason if said else f"{name} cannot be read ({reason}).") from None
 
 
 def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:

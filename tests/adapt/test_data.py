@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from pyarrow import parquet
 from trl import SFTConfig
 
 from rewired.adapt import corpus
@@ -52,12 +53,22 @@ def test_parquet_and_folders_are_read(tmp_path: Path) -> None:
     assert texts(load(str(tmp_path))) == texts(load(str(write_rows(tmp_path.parent / "all.jsonl", rows))))
 
 
-def test_streamed_rows_are_the_same(tmp_path: Path) -> None:
-    path = str(write_rows(tmp_path / "rows.jsonl", conversations(9)))
-    whole, streamed = load(path, held_out=2), load(path, held_out=2, streaming=True)
-    assert texts(streamed) == texts(whole)
+def test_streamed_rows_are_the_same_and_shuffled(tmp_path: Path) -> None:
+    path = str(write_rows(tmp_path / "rows.jsonl", conversations(30)))
+    whole, streamed, again = load(path, held_out=2), *(load(path, held_out=2, streaming=True) for _ in range(2))
+    assert sorted(texts(streamed)) == sorted(texts(whole)) and texts(streamed) != texts(whole)
+    assert texts(again) == texts(streamed), "in the order that the seed gives"
     assert streamed.held_out is not None and whole.held_out is not None
     assert streamed.held_out["input_ids"] == whole.held_out["input_ids"]
+
+
+def test_streamed_rows_are_counted(tmp_path: Path) -> None:
+    rows = [{"text": "x" * 9}, {"text": " "}, {"text": "x" * 29}, {"text": "x" * 39}]
+    found = load(str(write_rows(tmp_path / "rows.jsonl", rows)), streaming=True, skip_bad=True, longest=20)
+    texts(found), texts(found)
+    (note,) = found.streamed()
+    assert "4 rows read" in note and "1 bad rows left out, the first because" in note and "row 2" in note
+    assert "2 rows are longer than 20 tokens and lose 30 in all" in note
 
 
 def test_rows_are_filtered_by_language_and_source(tmp_path: Path) -> None:
@@ -120,11 +131,51 @@ def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_pa
     assert "1 bad rows left out" in found.notes[0] and problem in found.notes[0]
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
-def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b'{"text": "whole"}\n{"text": "brok')
+def test_a_row_that_cannot_be_read_is_named_or_skipped(name: str, streaming: bool, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        write_broken_parquet(path)
+    else:
+        path.write_bytes(b'{"text": "whole"}\n{"text": "brok\n{"text": "well"}\n')
+    with pytest.raises(ValueError, match=rf"{name}, row 2 cannot be read .*skip_bad"):
+        texts(load(str(path), streaming=streaming))
+    found = load(str(path), streaming=streaming, skip_bad=True)
+    assert sorted(texts(found)) == ["well</s>", "whole</s>"]
+    assert "1 bad rows left out" in [*found.notes, *found.streamed()][0]
+
+
+def write_broken_parquet(path: Path) -> None:
+    """Three groups of a row, of which the second is overwritten."""
+    Dataset.from_list([{"text": text} for text in ("whole", "broken", "well")]).to_parquet(path, batch_size=1)
+    group = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    start = group.dictionary_page_offset or group.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + group.total_compressed_size] = b"\xff" * group.total_compressed_size
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("name", "content"), [("rows.json", b"[1, 2"), ("rows.parquet", b"PAR1 and no more")])
+def test_a_broken_file_is_named(name: str, content: bytes, streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} cannot be read"):
-        load(str(tmp_path / name))
+        load(str(tmp_path / name), streaming=streaming)
+
+
+def test_rows_of_one_file_need_not_be_alike(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert texts(load(str(write_rows(path, [{"text": "a", "id": 1}, {"id": "x", "text": "b"}])))) == ["a</s>", "b</s>"]
+
+
+def test_a_mended_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"text": ')
+    with pytest.raises(ValueError, match="row 2 cannot be read"):
+        load(str(path))
+    path.write_text('{"text": "a"}\n{"text": "mended", "id": 1}\n{"text": "c", "id": "d"}\n')
+    assert texts(load(str(path)))[1] == "mended</s>"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

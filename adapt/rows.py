@@ -1,0 +1,87 @@
+"""A local file's rows one by one: for files that are streamed, and for broken ones, to say which row is.
+
+Rows come as JSON, because those of one file need not have the same keys or types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from datasets import Dataset, Features, IterableDataset, Value
+from pyarrow import parquet
+
+_ROW, _PROBLEM = "a row as JSON", "why it cannot be read"
+_FEATURES = Features({_ROW: Value("string"), _PROBLEM: Value("string")})
+
+
+def read(path: Path, streaming: bool) -> Dataset | IterableDataset:
+    """Rows that `decode` takes. Raises ValueError for what is no file of rows at all."""
+    kind: Any = IterableDataset if streaming else Dataset
+    state = path.stat()
+    options: dict[str, Any] = {"path": str(path), "stamp": (state.st_mtime_ns, state.st_size)}  # a mended file is read
+    next(_rows(**options), None)
+    found: Dataset | IterableDataset = kind.from_generator(_rows, gen_kwargs=options, features=_FEATURES)
+    return found
+
+
+def decode(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The row itself; one that comes from elsewhere is what it is. Raises ValueError, which says `where`."""
+    if _PROBLEM not in row:
+        return row
+    if row[_PROBLEM]:
+        raise ValueError(f"{where} cannot be read ({row[_PROBLEM]}).")
+    decoded = json.loads(row[_ROW])
+    if not isinstance(decoded, dict):
+        raise ValueError(f"{where} is no mapping of names to values.")
+    return decoded
+
+
+def _rows(path: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
+    reader = _parquet if path.endswith(".parquet") else _json
+    for row, problem in reader(Path(path)):
+        yield {_ROW: row, _PROBLEM: problem}
+
+
+def _json(path: Path) -> Iterator[tuple[str, str]]:
+    """A list, or a value on each line."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(1)
+        file.seek(0)
+        if start == "[":
+            try:
+                rows = json.load(file)
+            except ValueError as error:
+                raise ValueError(f"{path} cannot be read ({error}).") from None
+            yield from ((json.dumps(row), "") for row in rows)
+            return
+        for line in file:
+            if line.strip():
+                yield line, _problem(line)
+
+
+def _problem(line: str) -> str:
+    try:
+        json.loads(line)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, str]]:
+    """A group of rows that cannot be read is as many bad rows as the file says that it has."""
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+    for group in range(file.num_row_groups):
+        try:
+            rows = file.read_row_group(group).to_pylist()
+        except (pyarrow.ArrowException, OSError) as error:
+            count = file.metadata.row_group(group).num_rows
+            yield from [("", str(error).splitlines()[0])] * count
+        else:
+            yield from ((json.dumps(row, default=str), "") for row in rows)
