@@ -12,14 +12,13 @@ import yaml
 from accelerate import PartialState
 from transformers import AutoConfig, AutoTokenizer
 
-from rewired.convert import convert
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 from rewired.wiring import wiring_to_json
 
 from . import corpus
 from .recipe import LORA, Recipe, Stage
-from .start import request
+from .start import plan, request
 from .trainable import choose, rewired_layers
 
 _FLOAT = 4  # bytes; AdamW has two moments
@@ -43,9 +42,9 @@ def _on_meta(recipe: Recipe, folder: Path) -> RewiredLlamaForCausalLM:
     """The student without weights, what is not trained frozen."""
     config = AutoConfig.from_pretrained(folder)
     if recipe.wiring is not None:
-        plan = convert(recipe.model, request=request(recipe), dry_run=True).plan
+        conversion = plan(recipe)
         known = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
-        known |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
+        known |= {"wiring": wiring_to_json(conversion.regions), "tp_shards": conversion.tp_shards}
         config = RewiredLlamaForCausalLM.config_class(**known)
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)

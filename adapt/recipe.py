@@ -6,12 +6,15 @@ import argparse
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import yaml
+from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
 from .data import Source
@@ -95,6 +98,8 @@ class Recipe:
             )
         if self.train == LORA and self.is_sharded:
             raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
+        if not isinstance(self.wiring, list | None):
+            raise ValueError(f"wiring is {self.wiring!r}: give a list of {{layers: 16-32, preset: ladder}}.")
         _ = self.mix  # raises for entries that make no sense
 
     @property
@@ -170,16 +175,13 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         defaults["activation_checkpointing"] = True  # TRL's default, by its new name
     if not torch.cuda.is_available():
         defaults |= {"use_cpu": True, "bf16": False}
-    # PyYAML reads 5e-6 as a string
-    floats = {one.name for one in dataclasses.fields(SFTConfig) if "float" in str(one.type)}
-    values = {
-        key: float(value) if key in floats and isinstance(value, str) else value for key, value in content.items()
-    }
-    parser.set_defaults_with_config(**defaults | values)
+    parser.set_defaults_with_config(**defaults | {key: _typed(path, key, value) for key, value in content.items()})
     try:
         recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
+    if isinstance(config.model_init_kwargs, str):
+        raise ValueError(f"{path}: model_init_kwargs is '{config.model_init_kwargs}': give a mapping.")
     if config.eval_steps and (config.eval_steps < 1 or not recipe.held_out):
         raise ValueError(
             f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
@@ -187,6 +189,28 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     names = [*content, *(key.replace("-", "_") for key in given)]
     read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in names}
     return Stage(recipe, config, {name: getattr(value, "value", value) for name, value in read_as.items()})
+
+
+def _typed(path: Path, key: str, value: Any) -> Any:
+    """A value of a file, in its key's type; argparse sees to strings. Raises ValueError for one of another type."""
+    expected = _types()[key]
+    if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as one
+        with suppress(ValueError):
+            return float(value)
+    if isinstance(value, str) or key in _IN_YAML:
+        return value
+    numbers = (value, float(value)) if isinstance(value, int) and not isinstance(value, bool) else (value,)
+    for one in numbers:
+        with suppress(TypeError):
+            type_validator(key, one, expected)
+            return one
+    wanted = expected.__name__ if isinstance(expected, type) else str(expected)
+    raise ValueError(f"{path}: {key} is {value!r}, and is to be of type {wanted}.")
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(SFTConfig) | get_type_hints(Recipe)
 
 
 def _from_yaml(text: str) -> Any:

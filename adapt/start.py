@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.convert import RefitRequest, Request, base, convert
 from rewired.convert.checkpoint import Checkpoint
-from rewired.convert.request import MIX
+from rewired.convert.request import MIX, Plan
 from rewired.sources import checkpoint_folder, find_source
 
 from .recipe import Recipe
@@ -45,6 +46,20 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     elif not (folder / "config.json").is_file():
         convert(recipe.model, folder, request(recipe), on_layer=on_layer)
     return _opened(folder, recipe.model)
+
+
+def check(recipe: Recipe) -> None:
+    """Raise ValueError for a model or a wiring that `prepare` would refuse."""
+    if recipe.wiring is not None:
+        plan(recipe)
+    else:
+        _opened(checkpoint_folder(recipe.model), recipe.model)
+
+
+def plan(recipe: Recipe) -> Plan:
+    """Of the conversion that `recipe` asks for. Raises ValueError where it does not fit the model."""
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:  # nothing is written
+        return convert(recipe.model, Path(scratch) / "start", request(recipe), dry_run=True).plan
 
 
 def request(recipe: Recipe) -> Request:

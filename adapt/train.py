@@ -16,10 +16,12 @@ from accelerate import PartialState
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
 from transformers.distributed import DistributedConfig
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, set_seed
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.sources import checkpoint_folder
 
 from . import corpus
 from .alignment import add_alignment
@@ -28,8 +30,8 @@ from .distillation import add_losses
 from .losses import TokenLoss
 from .recipe import LORA, Recipe, Stage
 from .save import save
-from .start import NO_REFIT, Start, prepare
-from .teacher import Teacher
+from .start import NO_REFIT, Start, check, prepare
+from .teacher import Teacher, beside, sharded
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
 
@@ -45,17 +47,20 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
     state.wait_for_everyone()  # before any rank writes there
-    made = out / "final"
+    made, todo = out / "final", []
     for number, stage in enumerate(stages, start=1):
-        is_last = number == len(stages)
         folder = out if len(stages) == 1 else out / f"stage-{number}"
         if number > 1:
             # weights that were trained stay what they are
             stage = replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
-        made = (out if is_last else folder) / "final"
+        made = (out if number == len(stages) else folder) / "final"
         if not (made / "config.json").is_file():
-            _run(stage, folder, made, on_layer)
-            state.wait_for_everyone()
+            todo.append((stage, folder, made))
+    with state.main_process_first():  # whatever can be wrong is read before hours of work
+        texts = [_read(stage, stages[0].recipe) for stage, *_ in todo]
+    for (stage, folder, made), text in zip(todo, texts, strict=True):
+        _run(stage, folder, made, *text, on_layer)
+        state.wait_for_everyone()
     return made
 
 
@@ -64,16 +69,28 @@ def is_first_rank() -> bool:
     return bool(PartialState().is_main_process)
 
 
-def _run(stage: Stage, folder: Path, made: Path, on_layer: Callable[..., None]) -> None:
+def _read(stage: Stage, first: Recipe) -> tuple[Any, corpus.Corpus]:
+    """The tokenizer, which is that of the `first` stage's model, and the data. Raises ValueError for what is unfit."""
+    check(first)
+    try:
+        for callback in get_reporting_integration_callbacks(stage.config.report_to):
+            callback()
+    except RuntimeError as error:
+        raise ValueError(f"report_to: {error}") from None
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(first.model))
+    _set_chat_template(tokenizer, stage.config)
+    return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
+
+
+def _run(
+    stage: Stage, folder: Path, made: Path, tokenizer: Any, data: corpus.Corpus, on_layer: Callable[..., None]
+) -> None:
     recipe, config, state = stage.recipe, stage.config, PartialState()
     _check_same(recipe, folder / "recipe.json")
-    with state.main_process_first():
-        start = prepare(recipe, folder / "start", on_layer)
-        tokenizer = AutoTokenizer.from_pretrained(start.folder)
-        _set_chat_template(tokenizer, config)
-        data = corpus.load(recipe, config, tokenizer)
     for note in data.notes:
         state.print(note)
+    with state.main_process_first():
+        start = prepare(recipe, folder / "start", on_layer)
     trainer = make_trainer(recipe, config, folder, start, tokenizer, data)
     last = get_last_checkpoint(folder)
     try:
@@ -87,7 +104,9 @@ def _run(stage: Stage, folder: Path, made: Path, on_layer: Callable[..., None]) 
         saved = get_last_checkpoint(folder)
         kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
         raise ValueError(f"{error}: stopped, and {kept}. A smaller learning_rate is the usual cure.") from None
-    save(trainer, stage, start, data.notes, made)
+    for note in data.streamed():
+        state.print(note)
+    save(trainer, stage, start, [*data.notes, *data.streamed()], made)
 
 
 def _check_same(recipe: Recipe, path: Path) -> None:
@@ -140,8 +159,7 @@ def load_model(recipe: Recipe, config: Any, start: Start) -> Any:
     """The student, a PeftModel where LoRA is trained, and frozen what is not trained."""
     options: dict[str, Any] = {"dtype": torch.float32} | (config.model_init_kwargs or {})
     if recipe.is_sharded:
-        sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
-        options["distributed_config"] = DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
+        options["distributed_config"] = _distributed(recipe)
     model: Any = AutoModelForCausalLM.from_pretrained(start.folder, **options)
     config.model_init_kwargs = None
     if recipe.train != LORA:
@@ -161,12 +179,15 @@ def load_model(recipe: Recipe, config: Any, start: Start) -> Any:
 
 def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teacher:
     """The original of the student in `model`."""
-    return Teacher(
+    dtype = torch.bfloat16 if config.bf16 else None
+    if recipe.is_sharded and not recipe.align:  # which runs the original's projections by themselves
+        return sharded(model, start.original, start.ends_changed, dtype, _distributed(recipe))
+    return beside(
         _bare(model),
         start.original,
         start.changed,
         start.ends_changed,
-        dtype=torch.bfloat16 if config.bf16 else None,
+        dtype=dtype,
         device=config.device,
         shares=not recipe.is_sharded,
         whole=recipe.align,
@@ -174,14 +195,22 @@ def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teach
     )
 
 
+def _distributed(recipe: Recipe) -> DistributedConfig:
+    sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
+    return DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
+
+
 def _set_chat_template(tokenizer: Any, config: Any) -> None:
     """Takes the recipe's chat template, a file or another tokenizer's, before the data is tokenised."""
     if config.chat_template_path is None:
         return
     path = Path(config.chat_template_path)
-    tokenizer.chat_template = (
-        path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(config.chat_template_path).chat_template
-    )
+    try:
+        tokenizer.chat_template = (
+            path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(str(path)).chat_template
+        )
+    except (OSError, ValueError):
+        raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that can be loaded.") from None
     config.chat_template_path = None
 
 

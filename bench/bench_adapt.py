@@ -30,7 +30,7 @@ from trl import SFTConfig, SFTTrainer
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import Teacher
+from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose, rewired_layers
 from rewired.adapt.trainer import AdaptTrainer
 from rewired.convert import Request, convert
@@ -111,7 +111,7 @@ class Steps:
             distills=distills,
         )
         if distills:
-            teacher = Teacher(model, self.wired[name])
+            teacher = beside(model, self.wired[name])
             add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config))
         return self._step(trainer)
 

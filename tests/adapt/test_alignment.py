@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rewired.adapt.alignment import add_alignment
-from rewired.adapt.teacher import Teacher
+from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose
 from rewired.convert import Request, convert
 
@@ -26,7 +26,7 @@ def aligned(folder: Path, layers: list[int], train: str = "rewired") -> Any:
             for parameter in student.model.layers[index].parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     choose(student, train)
-    add_alignment(student, Teacher(student, folder, changed=layers, whole=True), layers)
+    add_alignment(student, beside(student, folder, changed=layers, whole=True), layers)
     return student
 
 
@@ -80,7 +80,7 @@ def test_one_shard_has_all_parts_and_so_nothing_to_learn(preset: dict[str, Any],
         folder = convert(dense, out, Request([preset | {"layers": "1-3"}], tp_shards=tp_shards)).out
         student: Any = AutoModelForCausalLM.from_pretrained(folder)
         choose(student, "rewired")
-        add_alignment(student, Teacher(student, folder, whole=True), [1, 2])
+        add_alignment(student, beside(student, folder, whole=True), [1, 2])
         error = student(**batch(), distils=True).hidden.item()
         assert error < 1e-8 if tp_shards == 1 else error > 1e-4
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.distillation import Losses, add_losses
 from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import Teacher
+from rewired.adapt.teacher import Teacher, beside
 from rewired.adapt.trainable import choose, rewired_layers
 
 from .world import LADDER, logits_of, make_rewired
@@ -40,7 +40,7 @@ def distilled(folder: Path, original: Path, train: str, weight: float = 0.0, **o
     """The student in `folder`, and its teacher."""
     student: Any = AutoModelForCausalLM.from_pretrained(folder)
     choose(student, train)
-    teacher = Teacher(student, original, **options)
+    teacher = beside(student, original, **options)
     add_losses(student, teacher, TokenLoss(ce=0.5, kd=2.0), weight, rewired_layers(student.config))
     return student, teacher
 
@@ -134,7 +134,7 @@ def test_lora_needs_no_second_weight(dense: Path, tmp_path: Path) -> None:
     base: Any = AutoModelForCausalLM.from_pretrained(folder)
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], layers_to_transform=[2, 3], init_lora_weights=False)
     student = get_peft_model(base, lora)
-    teacher = Teacher(base, folder, without_adapters=student.disable_adapter)
+    teacher = beside(base, folder, without_adapters=student.disable_adapter)
     add_losses(base, teacher, TokenLoss(ce=0, kd=1), 0.0, [2, 3])
     mine = {id(parameter) for parameter in student.parameters()}
     assert all(id(parameter) in mine for parameter in teacher.parameters)
@@ -152,7 +152,7 @@ def test_refitted_layers_learn_from_the_base(dense: Path, tmp_path: Path) -> Non
         for layer in student.model.layers[2:]:
             layer.mlp.down_proj.weight.mul_(0.5)
     choose(student, "norms_and_gains")
-    teacher = Teacher(student, dense, changed=[2, 3])
+    teacher = beside(student, dense, changed=[2, 3])
     add_losses(student, teacher, TokenLoss(ce=0, kd=1), 0.0, [2, 3])
     ids = batch()["input_ids"]
     with torch.no_grad():

@@ -70,6 +70,13 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"extends": "gone.yaml"}, "There is no recipe"),
         ({"train": "some"}, "train"),
         ({"divergence": "kl"}, "divergence"),
+        ({"max_steps": [1]}, r"max_steps is \[1\], and is to be of type int"),
+        ({"max_steps": "many"}, "max_steps"),
+        ({"learning_rate": {"a": 1}}, "learning_rate is"),
+        ({"packing": 3}, "packing is 3, and is to be of type bool"),
+        ({"datasets": 3}, "3 has no path"),
+        ({"wiring": "ladder"}, "wiring is 'ladder': give a list"),
+        ({"model_init_kwargs": "x"}, "model_init_kwargs is 'x': give a mapping"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import Teacher
+from rewired.adapt.teacher import beside, sharded
 from rewired.adapt.trainable import choose, rewired_layers
 from rewired.ranks import run_on_ranks
 from tests.rewired.sharded import gradients
@@ -26,13 +27,18 @@ WIRING = [{"layers": "1-2", "preset": "desync", "every": 2}, {"layers": "2-4", "
 
 def step(folder: Path, tp_size: int, fsdp_size: int, train: str) -> tuple[dict[str, float], dict[str, Any]]:
     """Losses, summed over all rows, and every gradient; each of `fsdp_size` ranks has a part of the rows."""
-    options = {}
-    if tp_size * fsdp_size > 1:
+    if tp_size * fsdp_size == 1:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        choose(model, train)
+        teacher = beside(model, folder)
+    else:
         plan = "auto" if tp_size > 1 else None
-        options["distributed_config"] = DistributedConfig(tp_size=tp_size, fsdp_size=fsdp_size, tp_plan=plan)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
-    choose(model, train)
-    teacher = Teacher(model, folder, shares=tp_size * fsdp_size == 1)
+        distributed = DistributedConfig(tp_size=tp_size, fsdp_size=fsdp_size, tp_plan=plan)
+        model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed)
+        choose(model, train)
+        teacher = sharded(model, folder, distributed=distributed)
+        if fsdp_size > 1:
+            assert all(isinstance(one, DTensor) for one in teacher.model.parameters()), "no rank holds all of it"
     add_losses(model, teacher, TokenLoss(ce=0.5, kd=1.0), 0.1, rewired_layers(model.config))
     ids = torch.randint(3, 259, (4, 11), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()

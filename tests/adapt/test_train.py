@@ -23,7 +23,7 @@ from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
 from rewired.adapt.recipe import Recipe, read
 from rewired.adapt.start import original_of, prepare
-from rewired.adapt.teacher import Teacher
+from rewired.adapt.teacher import beside
 from rewired.adapt.train import adapt
 from rewired.adapt.trainable import choose
 from rewired.convert import RefitRequest, Request, convert
@@ -150,7 +150,7 @@ def test_after_two_trainings_the_original_is_still_the_first_one(
     start = prepare(recipe, tmp_path / "unused", lambda *_: None)
     student: Any = AutoModelForCausalLM.from_pretrained(start.folder)
     choose(student, "norms_and_gains")
-    add_losses(student, Teacher(student, start.original, start.changed, start.ends_changed), TokenLoss(), 0.0, [])
+    add_losses(student, beside(student, start.original, start.changed, start.ends_changed), TokenLoss(), 0.0, [])
     ids = torch.randint(3, 259, (2, 9))
     with torch.no_grad():
         torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
@@ -254,6 +254,8 @@ def test_a_dry_run_tells_and_writes_nothing(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", **keys)
+    monkeypatch.chdir(tmp_path)
+    convert(keys["model"], request=Request(LADDER))  # under the name that this conversion has by default
     assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
     per_layer = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
     told = capsys.readouterr().out
@@ -270,12 +272,16 @@ def test_a_dry_run_tells_and_writes_nothing(
         ({"wiring": None}, "give a wiring"),
         ({"wiring": [{"layers": "2-9", "preset": "ladder"}]}, "2-9"),
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
+        ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
+        ({"report_to": "nowhere"}, "nowhere"),
+        ({"report_to": "comet_ml"}, "comet"),
+        ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
         train(tmp_path / "r.yaml", **keys | changes)
-    assert not (tmp_path / "out" / "final").exists()
+    assert not (tmp_path / "out").exists(), "before anything is converted"
 
 
 def test_bad_input_is_one_sentence(
