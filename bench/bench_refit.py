@@ -1,0 +1,161 @@
+"""What `convert --refit` needs of memory and time on a model of Llama-3.1-8B's shape, beside what it says it will.
+
+.venv/bin/python bench/bench_refit.py --write
+
+The model has two layers instead of 32, random weights and SmolLM2's tokenizer, and its last layer is rewired. A refit
+holds one layer at a time, so memory does not grow with their number; time does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import save_file
+
+from rewired.convert import Request, convert
+from rewired.convert.llama import LlamaShape
+
+REPO = Path(__file__).resolve().parents[1]
+CONVERT = Path(sys.executable).with_name("convert")  # the installed console script
+LIMIT = 24.0  # GB of host memory that an 8B model with 64 k tokens may take
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+}
+WIRINGS = {
+    "ladder": ["--ladder-layers", "1"],
+    "ladder-peek": ["--ladder-layers", "1", "--peek"],
+    "desync-2x": ["--desync-layers", "1"],
+}
+_SAYS = re.compile(r"about ([\d.]+) GB of memory \(([\d.]+) GB of it.*?and ([\d.,]+) TFLOP", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Row:
+    command: str
+    stated: tuple[float, float, float]  # GB, GB of it activations, TFLOP
+    peak: float  # GB, without what --spill has in files
+    seconds: float
+    is_spilled: bool
+
+    def __str__(self) -> str:
+        memory, activations, operations = self.stated
+        told = memory - activations * self.is_spilled
+        cells = f"{told:.1f} | {self.peak:.1f} | {operations:,.0f} | {self.seconds / 60:.0f}"
+        return f"| `{self.command}` | {cells} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wirings", nargs="*", choices=list(WIRINGS), default=list(WIRINGS))
+    parser.add_argument("--tokens", type=int, default=65_536)
+    parser.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the model (4 GB)")
+    parser.add_argument("--write", action="store_true", help="also write results/bench-refit.md")
+    args = parser.parse_args()
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="bench-refit-", dir=args.workdir) as folder:
+        make_model(Path(folder) / "llama-8b-2-layers")
+        rows = [measure(wiring, args.tokens, Path(folder)) for wiring in args.wirings]
+    text = report(rows)
+    print(text)
+    if args.write:
+        (REPO / "results" / "bench-refit.md").write_text(text, encoding="utf-8")
+    sys.exit(any(row.peak > LIMIT for row in rows))
+
+
+def make_model(folder: Path) -> None:
+    """Weights of a fresh model's size, and the tokenizer of one that has text to offer."""
+    smollm2 = convert("smollm2-135m", folder, Request([{"layers": "0-", "preset": "standard"}])).out
+    for path in smollm2.glob("*.safetensors*"):
+        path.unlink()
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.empty(shape, dtype=torch.bfloat16).normal_(float(len(shape) == 1), 0.02, generator=generator)
+        for name, shape in LlamaShape.from_config(CONFIG).tensors().items()
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+
+
+def measure(wiring: str, tokens: int, folder: Path) -> Row:
+    """In a fresh process. Wirings whose views differ per shard hold more activations, and spill them."""
+    is_spilled = wiring != "ladder"
+    options = ["--refit", "mix", "--refit-tokens", str(tokens)]
+    options += ["--spill", "."] if is_spilled else []
+    command = ["convert", "llama-8b-2-layers", wiring, *WIRINGS[wiring], *options]
+    started = time.perf_counter()
+    with (folder / "stderr").open("w+") as stderr:
+        process = subprocess.Popen([CONVERT, *command[1:]], cwd=folder, stdout=stderr, stderr=stderr)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, anonymous(process.pid))
+            time.sleep(0.05)
+        stderr.seek(0)
+        told = stderr.read()
+    if process.returncode:
+        sys.exit(f"{shlex.join(command)} failed with exit status {process.returncode}:\n{told}")
+    shutil.rmtree(folder / wiring)
+    said = _SAYS.search(told)
+    assert said, "convert says what its refit needs"
+    memory, activations, operations = (float(number.replace(",", "")) for number in said.groups())
+    row = Row(shlex.join(command), (memory, activations, operations), peak, time.perf_counter() - started, is_spilled)
+    print(row, flush=True)
+    return row
+
+
+def anonymous(pid: int) -> float:
+    """GB that a process holds now, files aside; 0 once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(found.group(1)) * 1024 / 1e9 if found else 0.0
+
+
+def report(rows: Sequence[Row]) -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "torch"))
+    machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}"
+    command = shlex.join(["bench/bench_refit.py", *sys.argv[1:]])
+    return f"""# What a refit needs
+
+`python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.
+
+A model of Llama-3.1-8B's shape with two layers, of which the last is rewired, {CONFIG["vocab_size"]:,} words and
+tp_shards 8; float32 on the CPU. Memory is what the process holds at its peak, files aside (weights are read from files,
+and `--spill` has activations in files, too). A refit holds one layer at a time: with 32 layers memory is the same, and
+the operations are those of the layers.
+
+| command | said: GB | measured: GB | said: TFLOP | minutes |
+|---|---|---|---|---|
+{chr(10).join(map(str, rows))}
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What choosing layers is worth: `rewired select` against the last n, the papers' choice, on text that no fit has seen.
+
+.venv/bin/python bench/select_quality.py            # every row below; what results/quality/selected.jsonl has is kept
+.venv/bin/python bench/select_quality.py ladder-8   # only those whose names begin so
+
+Scores, and the measurements that `rewired select` itself takes, lie in the user's cache: the first run takes longest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from quality import MODEL, compare, held_out, told
+from transformers.utils import logging
+
+from rewired.convert import RefitRequest, Request, convert
+from rewired.convert.select import SelectRequest, select
+
+RESULT = Path(__file__).parents[1] / "results" / "quality" / "selected.jsonl"
+TOKENS = 32_768
+# what is asked of `rewired select`; --exposed 30 is what a ladder in 15 layers saves
+REQUESTS = {
+    "ladder-8": SelectRequest("ladder", budget=8, measure=False),
+    "ladder-15": SelectRequest("ladder", budget=15, measure=False),
+    "ladder-22": SelectRequest("ladder", budget=22, measure=False),
+    "spd-15": SelectRequest("spd", budget=15, measure=False),
+    "mix-30-exposed": SelectRequest("mix", exposed=30, measure=False),
+}
+
+
+def main() -> None:
+    logging.disable_progress_bar()
+    known = {tuple(json.loads(line)[:2]) for line in RESULT.read_text().splitlines()} if RESULT.exists() else set()
+    with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
+        source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
+        texts = held_out(source)
+        for name, request in REQUESTS.items():
+            if not name.startswith(tuple(sys.argv[1:]) or ""):
+                continue
+            selection = select(str(source), Path(scratch) / name, request)
+            for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
+                if (name, which) in known:
+                    continue
+                with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                    request_of_it = Request(candidate.wiring, refit=RefitRequest(tokens=TOKENS))
+                    out = convert(source, Path(folder) / "model", request_of_it).out
+                    found: dict[str, Any] = {kind: told(one) for kind, one in compare(source, out, texts).items()}
+                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, found]
+                with RESULT.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(name, which, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
