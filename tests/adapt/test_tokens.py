@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.adapt.tokens import DAY, IGNORED, Encoder, training_template
+from rewired.conversations import Conversation
 from tests.evaluate.world import tokenizer
 
 from .world import CHATML
@@ -30,17 +31,8 @@ MODELS = {
     "Llama 3.2": (THEIRS / "llama3_2.jinja").read_text(),
 }
 
-words = st.text(st.sampled_from("ab \n'{%"), min_size=1, max_size=8).filter(str.strip)
-turns = st.lists(st.tuples(words, words), min_size=1, max_size=3)
 
-
-def made(template: str) -> Any:
-    found = tokenizer(adds_bos=True)
-    found.chat_template = template
-    return found
-
-
-def conversation(system: str | None, pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+def conversation(system: str | None, pairs: list[tuple[str, str]]) -> Conversation:
     first = [{"role": "system", "content": system}] if system else []
     return first + [
         {"role": role, "content": text}
@@ -49,13 +41,21 @@ def conversation(system: str | None, pairs: list[tuple[str, str]]) -> list[dict[
     ]
 
 
+words = st.text(st.sampled_from("ab \n'{%"), min_size=1, max_size=8).filter(str.strip)
+turns = st.lists(st.tuples(words, words), min_size=1, max_size=3)
+conversations = st.builds(conversation, st.none() | words, turns)
+
+
+def made(template: str) -> Any:
+    found = tokenizer(adds_bos=True)
+    found.chat_template = template
+    return found
+
+
 @pytest.mark.parametrize("model", MODELS)
-@given(system=st.none() | words, pairs=turns)
-def test_a_training_template_writes_what_the_models_own_does(
-    model: str, system: str | None, pairs: list[tuple[str, str]]
-) -> None:
+@given(document=conversations)
+def test_a_training_template_writes_what_the_models_own_does(model: str, document: Conversation) -> None:
     tokens = made(MODELS[model])
-    document = conversation(system, pairs)
     own = tokens.apply_chat_template(document, tokenize=False, date_string=DAY)
     found = Encoder.of(tokens).encode(document, "row 1")
     assert tokens.decode(found["input_ids"]) == own
@@ -63,12 +63,10 @@ def test_a_training_template_writes_what_the_models_own_does(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@given(system=st.none() | words, pairs=turns)
-def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(
-    model: str, system: str | None, pairs: list[tuple[str, str]]
-) -> None:
+@given(document=conversations)
+def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(model: str, document: Conversation) -> None:
     tokens = made(MODELS[model])
-    found = Encoder.of(tokens).encode(conversation(system, pairs), "row 1")
+    found = Encoder.of(tokens).encode(document, "row 1")
     runs, last = list[list[int]](), IGNORED
     for label in found["labels"]:
         if label != IGNORED:
@@ -77,7 +75,8 @@ def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(
         last = label
     end = "<|eot_id|>" if "Llama" in model else "<|im_end|>"
     trims = "Llama" in model
-    answers = [(answer.strip() if trims else answer) + end for _, answer in pairs]
+    said = [turn["content"] for turn in document if turn["role"] == "assistant"]
+    answers = [(answer.strip() if trims else answer) + end for answer in said]
     assert [tokens.decode(run) for run in runs] == answers
     assert all(label in (token, IGNORED) for token, label in zip(found["input_ids"], found["labels"], strict=True))
 
