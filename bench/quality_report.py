@@ -1,4 +1,4 @@
-"""results/quality: measured.jsonl as a table and as a picture, frontier.png, and variants.jsonl as a table.
+"""results/quality: measured.jsonl as a table and, with selected.jsonl, as the picture frontier.png; other tables.
 
 .venv/bin/python bench/quality_report.py
 """
@@ -19,12 +19,27 @@ KINDS = ("prose", "chat", "code")
 
 
 def main() -> None:
-    rows = [json.loads(line) for line in (FOLDER / "measured.jsonl").read_text().splitlines()]
+    rows, selected, variants = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected", "variants"))
     (FOLDER / "measured.md").write_text(table(rows))
-    frontier(rows, FOLDER / "frontier.png")
-    if (FOLDER / "variants.jsonl").exists():
-        variants = [json.loads(line) for line in (FOLDER / "variants.jsonl").read_text().splitlines()]
+    frontier(rows, selected, FOLDER / "frontier.png")
+    if selected:
+        (FOLDER / "selected.md").write_text(selected_table(selected))
+    if variants:
         (FOLDER / "variants.md").write_text(variants_table(variants))
+
+
+def _read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def selected_table(rows: list[list[Any]]) -> str:
+    """KL of what `rewired select` chose, beside that of the last layers."""
+    lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
+    for name, which, wiring, exposed, _, found in rows:
+        layers = "; ".join(f"{entry['preset']} {entry['layers']}" for entry in wiring)
+        kls = [f"{found[kind]['kl']:.3f} ± {found[kind]['kl_standard_error']:.3f}" for kind in KINDS]
+        lines.append(f"| {' | '.join([name, f'{which}: {layers}', str(exposed), *kls])} |")
+    return "\n".join(lines) + "\n"
 
 
 def variants_table(rows: list[list[Any]]) -> str:
@@ -68,24 +83,36 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for; hollow before the refit, filled after it."""
+def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
+    """KL on prose and chat over the all-reduces that a token waits for; hollow before a refit, filled after it."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(row["wiring"] for row in rows))}
     for kind, axis in zip(("prose", "chat"), axes, strict=True):
-        for row in rows:
-            is_fitted = row["fit"].startswith("refit")
-            if is_fitted or row["fit"] == "converted":
-                colour, kl = colours[row["wiring"]], row["on"][kind]["kl"]
-                axis.plot(row["exposed"], kl, "o", color=colour, markerfacecolor=colour if is_fitted else "none")
+        for wiring, layers in dict.fromkeys((row["wiring"], row["layers"]) for row in rows):
+            own = [row for row in rows if (row["wiring"], row["layers"]) == (wiring, layers)]
+            kls = {row["fit"]: row["on"][kind]["kl"] for row in own}
+            fitted = [kl for fit, kl in kls.items() if fit.startswith("refit")]
+            points, colour = [kls["converted"], *([min(fitted)] if fitted else [])], colours[wiring]
+            axis.plot([own[0]["exposed"]] * len(points), points, "-", color=colour, linewidth=0.8)
+            for kl, face in zip(points, ("white", colour), strict=False):
+                axis.plot(own[0]["exposed"], kl, "o", color=colour, markerfacecolor=face)
+        chosen = sorted(
+            (row[3], row[5][kind]["kl"]) for row in selected if row[0].startswith("ladder") and row[1] == "chosen"
+        )
+        if chosen:
+            axis.plot(*zip(*chosen, strict=True), "D--", color=colours["ladder"], linewidth=0.8, markersize=5)
         axis.set(yscale="log", title=kind, xlabel="all-reduces that a token waits for (original: 60)")
     axes[0].set_ylabel("KL(original || rewired), nats a token")
     for name, colour in colours.items():
-        axes[1].plot([], [], "o", color=colour, label=name)
-    axes[1].plot([], [], "o", color="grey", markerfacecolor="none", label="converted")
-    axes[1].plot([], [], "o", color="grey", label="refitted")
-    axes[1].legend(fontsize=8)
-    figure.tight_layout()
+        axes[0].plot([], [], "o", color=colour, label=name)
+    for label, marker, face in (
+        ("converted", "o", "white"),
+        ("refitted", "o", "grey"),
+        ("refitted, layers chosen", "D", "grey"),
+    ):
+        axes[0].plot([], [], marker, color="grey", markerfacecolor=face, label=label)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 0.85, 1))
     figure.savefig(path, dpi=120, metadata={"Software": ""})
 
 
