@@ -226,6 +226,16 @@ def test_sft_of_a_packed_dense_control(keys: dict[str, Any], tmp_path: Path) -> 
     assert losses[-1] < losses[0]
 
 
+def test_a_packed_distillation_in_bf16_is_nearly_that_in_float32(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys |= {"packing": True, "max_steps": 8, "eval_steps": 8, "bf16": False}
+    exact = train(tmp_path / "r.yaml", **keys)
+    rounded = train(tmp_path / "r.yaml", **keys | {"bf16": True, "output_dir": str(tmp_path / "rounded")})
+    for name in ("kd", "held_out_kl"):
+        expected, found = (logged(made, name) for made in (exact, rounded))
+        assert found == pytest.approx(expected, rel=0.1) and found != expected, name
+    assert logged(rounded, "kd")[-1] < logged(rounded, "kd")[0]
+
+
 def test_a_refitted_start_learns_from_its_base(keys: dict[str, Any], rows: Path, tmp_path: Path) -> None:
     made = train(tmp_path / "r.yaml", **keys | {"refit": str(rows), "refit_tokens": 1024, "eval_steps": 2})
     config = json.loads((made / "config.json").read_text())

@@ -48,7 +48,10 @@ def refitted_kl(dense: Path, text: Path, out: Path, wiring: list[dict[str, Any]]
     return done.after.kl
 
 
-@pytest.mark.parametrize("wiring", WIRINGS)
+@pytest.mark.parametrize(
+    "wiring",
+    [pytest.param(name, marks=() if name in ("ladder", "desync-2x") else pytest.mark.slow) for name in WIRINGS],
+)
 def test_scores_are_what_refits_of_these_layers_alone_tell(
     wiring: str, dense: Path, text: Path, tmp_path: Path
 ) -> None:
