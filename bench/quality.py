@@ -1,7 +1,9 @@
 """How good wirings are right after conversion, and after a refit: KL to the original on text that no fit has seen.
 
-.venv/bin/python bench/quality.py             # every wiring below; what results/quality/measured.jsonl has is kept
+.venv/bin/python bench/quality.py             # every wiring below
 .venv/bin/python bench/quality.py ladder-15   # only those whose names begin so
+
+What results/quality/measured.jsonl has of the refit as it is now is kept.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.refit.documents import sources
+from rewired.convert.refit.run import RECIPE
 from rewired.convert.refit.text import windows_of
 from rewired.evaluate.divergence import Divergence, divergence
 
@@ -55,7 +58,8 @@ FITS: dict[str, RefitRequest | None] = {
 def main() -> None:
     logging.disable_progress_bar()
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    known = {_name(row) for row in map(json.loads, RESULT.read_text().splitlines())} if RESULT.exists() else set()
+    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+    known = {_name(row) for row in rows if row["fit"] == "converted" or row.get("recipe") == RECIPE}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = held_out(source)
@@ -65,7 +69,7 @@ def main() -> None:
                     _measure(row, source, Path(folder) / "model", texts)
 
 
-def _rows() -> Iterator[dict[str, str]]:
+def _rows() -> Iterator[dict[str, Any]]:
     for fit in FITS:
         for layers in LAYERS:
             for wiring, entry in WIRINGS.items():
@@ -85,6 +89,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
+    row["recipe"] = RECIPE if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
     with RESULT.open("a") as file:

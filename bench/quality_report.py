@@ -19,7 +19,8 @@ KINDS = ("prose", "chat", "code")
 
 
 def main() -> None:
-    rows, selected, variants = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected", "variants"))
+    measured, selected, variants = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected", "variants"))
+    rows = list({(row["wiring"], row["layers"], row["fit"]): row for row in measured}.values())  # the newest of each
     (FOLDER / "measured.md").write_text(table(rows))
     frontier(rows, selected, FOLDER / "frontier.png")
     if selected:
@@ -74,7 +75,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["layers"],
             row["wiring"],
             str(row["exposed"]),
-            row["fit"],
+            row["fit"] if row.get("recipe", 1) != 1 or row["fit"] == "converted" else f"{row['fit']} (recipe 1)",
             *kls,
             *perplexities,
             f"{row['passes']:g}",

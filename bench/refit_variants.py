@@ -30,16 +30,14 @@ from rewired.convert.refit.documents import sources
 from rewired.convert.refit.fitting import Errors
 from rewired.convert.refit.half import Half
 from rewired.convert.refit.least_squares import RidgeRegression, Solution
-from rewired.convert.refit.run import load_tokenizer
 from rewired.convert.refit.sweep import Sweep
-from rewired.convert.refit.text import windows_of
+from rewired.convert.refit.text import Calibration
 from rewired.convert.refit.weights import Finished
 from rewired.wiring import make_region
 
 RESULT = Path(__file__).parents[1] / "results" / "quality" / "variants.jsonl"
 TOKENS = 16_384
 LAYERS = ("15-30", "0-30")
-_SHORT = 8  # tokens of a short window
 
 
 def main() -> None:
@@ -275,48 +273,45 @@ def above_too() -> Any:
     return patch.multiple(Sweep, _step_refitted=step_refitted)
 
 
-def first_tokens(weight: float, short: int = 0) -> Patch:
-    """The first token of a window, to which most attention goes, counts `weight` times; of `short` windows of 8 tokens
-    beside the others, whose tokens count a fiftieth, a tenth of that."""
-    start, hidden, divergence = Sweep.start, Half.hidden, Sweep.divergence
+def first_tokens(weight: float) -> Patch:
+    """The first token of a text, to which most attention goes, counts `weight` times."""
     normalised, inverse_rms = Half.normalised, fitting._inverse_rms
 
     def weights(states: torch.Tensor) -> torch.Tensor:  # [..., T, H] -> [T, 1]
-        length = states.shape[-2]
-        found = torch.full((length, 1), 1.0 if length > _SHORT else 0.02)
-        found[0] = weight if length > _SHORT else weight / 10
+        found = torch.ones(states.shape[-2], 1)
+        found[0] = weight
         return found.sqrt()
-
-    def start_with_short_ones(self: Sweep) -> list[Any]:
-        batches = start(self)
-        files = [[*documents][::-1][200:] for documents in sources("mix")]  # neither calibrated on nor judging
-        tokenizer = load_tokenizer(Path(next(iter(self.weights.files.values()))).parent)
-        count = short * _SHORT // 2048 + 1  # windows of each file
-        long = [window for documents in files for window in windows_of(documents, tokenizer, count)]
-        rows = torch.stack(long).reshape(-1, _SHORT)[:short]
-        table = self.weights.tensor("model.embed_tokens.weight")
-        for number, part in enumerate(rows.chunk(8)):  # the last one judges
-            embedded = table[part]
-            batches.append(fitting.Batch.start(fitting.ResidualStream(embedded), embedded, number == 7))
-        return batches
-
-    def hidden_of_any_length(self: Half, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
-        return hidden(self, view, tuple(part[:, : view.shape[-2]] for part in position_embeddings))
-
-    def divergence_of_long_ones(self: Sweep, *streams: Any) -> Any:
-        return divergence(self, *([one for one in each if one.shape[1] > _SHORT] for each in streams))
 
     def begin() -> Any:
         stack = ExitStack()
         stack.enter_context(patch.object(Half, "normalised", lambda self, x: weights(x) * normalised(self, x)))
         stack.enter_context(patch.object(fitting, "_inverse_rms", lambda x: weights(x) * inverse_rms(x)))
-        if short:
-            stack.enter_context(patch.object(Sweep, "start", start_with_short_ones))
-            stack.enter_context(patch.object(Half, "hidden", hidden_of_any_length))
-            stack.enter_context(patch.object(Sweep, "divergence", divergence_of_long_ones))
         return stack
 
     return begin
+
+
+def both(*patches: Patch) -> Patch:
+    def begin() -> Any:
+        stack = ExitStack()
+        for each in patches:
+            stack.enter_context(each())
+        return stack
+
+    return begin
+
+
+def windows_only(self: Calibration, held_out: bool) -> list[torch.Tensor]:
+    return [self.windows[torch.tensor(self.held_out) == held_out]]
+
+
+def weighted_by_rms(power: float) -> Patch:
+    """Tokens count by rms ** -(2 * power) of the original's stream, and not by its inverse square."""
+
+    def inverse(original: torch.Tensor) -> torch.Tensor:
+        return original.square().mean(-1, keepdim=True).pow(-power / 2)
+
+    return other_parts(fitting, _inverse_rms=inverse)
 
 
 VARIANTS: dict[str, Patch] = {
@@ -328,7 +323,8 @@ VARIANTS: dict[str, Patch] = {
     "target: the original's, less with depth": towards(lambda number: max(0.0, 1 - number / 60)),
     "target: over the view's own rms": other_input(over_its_own_rms),
     "target: what projections give": other_parts(sweep, fit_input=fit_what_projections_give),
-    "tokens count alike": other_parts(fitting, _inverse_rms=lambda original: torch.ones_like(original[..., :1])),
+    "tokens count alike": weighted_by_rms(0.0),
+    "tokens count by 1 / rms": weighted_by_rms(0.5),
     "tokens far off count less": other_parts(sweep, fit_output=fit_robustly),
     "ridge: 1e-3, 1e-2": other_parts(fitting, INPUT_RIDGES=(1e-3,), OUTPUT_RIDGES=(1e-2,)),
     "ridge: 1e-2, 1e-1": other_parts(fitting, INPUT_RIDGES=(1e-2,), OUTPUT_RIDGES=(1e-1,)),
@@ -339,8 +335,10 @@ VARIANTS: dict[str, Patch] = {
     "ridge: for each channel": other_parts(RidgeRegression, solve=solve_each_channel),
     "ridge: by the diagonal": other_parts(RidgeRegression, solve=solve_by_diagonal),
     "first tokens count 10 times": first_tokens(10),
-    "first tokens count 100 times": first_tokens(100),
-    "first tokens count 30 times, and 1,024 short windows": first_tokens(30, short=1024),
+    "no token stands alone": other_parts(Calibration, texts=windows_only),
+    "no token stands alone, first ones count 100 times": both(
+        other_parts(Calibration, texts=windows_only), first_tokens(100)
+    ),
     "a bias": other_parts(sweep, fit_output=fit_with_a_bias),
     "two sweeps": two_sweeps,
     "10-20 alone": nullcontext,

@@ -10,6 +10,7 @@ from rewired.wiring import ModuleWiring
 from .llama import LlamaShape
 
 HELD_OUT = 8  # one window of calibration text in so many only judges
+FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike
 _FLOAT, _DOUBLE = 4, 8  # bytes
 
 
@@ -24,6 +25,7 @@ class Cost:
     @classmethod
     def of(cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int) -> Cost:
         """For the rewired ones among `modules`, all of the model's in order."""
+        tokens += tokens // FIRST
         hidden, mlp = shape.hidden_size, shape.intermediate_size
         heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         widest = max(mlp, heads)

@@ -28,7 +28,7 @@ OUTPUT_RIDGES = (1e-2, 1e-1, 1.0)
 
 @dataclass
 class Batch:
-    """Some windows on their way through the layers of the original and of the refitted model."""
+    """Some texts of one length on their way through the layers of the original and of the refitted model."""
 
     original: torch.Tensor  # [B, T, H], all that was contributed so far
     refitted: ResidualStream
@@ -43,6 +43,11 @@ class Batch:
     def held_out(self) -> bool:
         """Whether its tokens only judge."""
         return self.converted is not None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the model's KL is measured on it: it judges, and is no text of one token."""
+        return self.held_out and self.original.shape[1] > 1
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,9 @@ def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Erro
             products += (own * missing).double().sum((1, 2))
             squares += own.double().square().sum((1, 2))
     fitted = torch.where(squares > 0, products / squares, gain.double()).to(gain.dtype)
+    count = sum(own.numel() for own, _ in held_out)
     before, after_fit = (
-        float(torch.stack([(missing - g[:, None, None] * own).square().mean() for own, missing in held_out]).mean())
+        sum(float((missing - g[:, None, None] * own).square().sum()) for own, missing in held_out) / count
         for g in (gain, fitted)
     )
     if not after_fit < before:

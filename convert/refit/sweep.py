@@ -27,7 +27,7 @@ from .shelf import Shelf, on_device
 from .text import Calibration
 from .weights import Finished, FinishedLayer, Weights
 
-_BATCH = 8  # windows that run together
+_BATCH = 4096  # tokens that run together
 
 
 class Sweep:
@@ -77,21 +77,21 @@ class Sweep:
                 changed, fits = self.fit_layer(index, batches)
                 finished.write(index, changed, fits)
             on_layer(index, self.config.num_hidden_layers, fits)
-        originals = [batch.original for batch in batches if batch.held_out]
-        streams = [[getattr(batch, name) for batch in batches if batch.held_out] for name in ("converted", "refitted")]
+        judging = [batch for batch in batches if batch.is_measured]
+        originals = [batch.original for batch in judging]
+        streams = [[getattr(batch, name) for batch in judging] for name in ("converted", "refitted")]
         converted, refitted = (self.divergence(originals, map(self.total, each)) for each in streams)
         return converted, refitted
 
     def start(self) -> list[Batch]:
-        """All windows before the first layer."""
+        """All texts before the first layer."""
         table = self.weights.tensor("model.embed_tokens.weight")
         batches = []
         for held_out in (False, True):
-            mine = [number for number, judges in enumerate(self.calibration.held_out) if judges == held_out]
-            for start in range(0, len(mine), _BATCH):
-                windows = self.calibration.windows[mine[start : start + _BATCH]]
-                embedded = self.shelf.put(table[windows.to(self.device)])
-                batches.append(Batch.start(ResidualStream(embedded), embedded, held_out))
+            for texts in self.calibration.texts(held_out):  # [W, T]
+                for part in texts.split(max(_BATCH // texts.shape[1], 1)):
+                    embedded = self.shelf.put(table[part.to(self.device)])
+                    batches.append(Batch.start(ResidualStream(embedded), embedded, held_out))
         return batches
 
     @torch.no_grad()
@@ -169,7 +169,10 @@ class Sweep:
 
     def _step(self, half: Half, stream: ResidualStream) -> ResidualStream:
         view, stream = half.read(on_device(stream, self.device))
-        return half.write(stream, half.hidden(view, self.position_embeddings))
+        return half.write(stream, self._hidden(half, view))
+
+    def _hidden(self, half: Half, view: torch.Tensor) -> torch.Tensor:
+        return half.hidden(view, tuple(part[:, : view.shape[-2]] for part in self.position_embeddings))
 
     def _step_refitted(
         self, index: int, half: Half, batches: Sequence[Batch], round_weights: Callable[[], None], is_known: bool
@@ -185,7 +188,7 @@ class Sweep:
         hidden = []
         for batch in batches:
             view, _ = half.read(on_device(batch.refitted, self.device))
-            hidden.append(self.shelf.put(half.hidden(view, self.position_embeddings)))
+            hidden.append(self.shelf.put(self._hidden(half, view)))
         if is_fitted and self.matrices:
             output = fit_output(half, hidden, batches, self.device)
             round_weights()

@@ -13,7 +13,7 @@ from jinja2.exceptions import TemplateError
 
 from rewired.conversations import Conversation, Document
 
-from ..cost import HELD_OUT
+from ..cost import FIRST, HELD_OUT
 from ..request import MIX
 from .documents import sources
 
@@ -37,6 +37,17 @@ class Calibration:
     @property
     def held_out_tokens(self) -> int:
         return sum(self.held_out) * self.windows.shape[1]
+
+    def texts(self, held_out: bool) -> list[torch.Tensor]:
+        """The windows that judge, or the others, [W, T]; and some of their tokens as texts of their own, [S, 1].
+
+        A text's first token is what later ones attend to most, and a model makes of it a stream like no other. Windows
+        have too few of them to fit that, unless all begin with the same one.
+        """
+        windows = self.windows[torch.tensor(self.held_out) == held_out]
+        if bool((windows[:, 0] == self.windows[0, 0]).all()):
+            return [windows]
+        return [windows, windows.flatten()[::FIRST, None]]
 
     @property
     def sha256(self) -> str:

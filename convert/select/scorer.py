@@ -92,4 +92,4 @@ class Scorer:
 
 
 def _judging(batches: Sequence[Batch]) -> list[ResidualStream]:
-    return [batch.refitted for batch in batches if batch.held_out]
+    return [batch.refitted for batch in batches if batch.is_measured]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from tests.rewired.reference import (
     rotary_table,
 )
 
+Streams = Sequence[Sequence[Stream]]  # those that are fitted on, and those that judge
+
 INPUTS = {"attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "mlp": ("mlp.gate_proj", "mlp.up_proj")}
 OUTPUT = {"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}
 GAIN = {"attn": "input_gain", "mlp": "post_attention_gain"}
@@ -38,8 +41,8 @@ def reference_refit(
     config: LlamaConfig,
     wiring: Sequence[dict[str, Any]],
     tp_shards: int,
-    fit_on: Tensor,  # [B, T]
-    judge: Tensor,  # [B, T]
+    fit_on: Sequence[Tensor],  # texts of one length each, [B, T]
+    judge: Sequence[Tensor],
     input_ridges: Sequence[float],
     output_ridges: Sequence[float],
     fits_gains: bool = False,
@@ -52,21 +55,21 @@ def reference_refit(
     original = dict(fitted)
     wired = answers_by_module(wiring, config)
     embedding = fitted["model.embed_tokens.weight"]
-    starts = [F.embedding(input_ids, embedding) for input_ids in (fit_on, judge)]
-    ours, theirs = [Stream(start, tp_shards) for start in starts], [Stream(start, tp_shards) for start in starts]
+    starts = [[F.embedding(input_ids, embedding) for input_ids in texts] for texts in (fit_on, judge)]
+    ours, theirs = ([[Stream(start, tp_shards) for start in some] for some in starts] for _ in range(2))
     for layer in range(config.num_hidden_layers):
         for kind in ("attn", "mlp"):
             answers, prefix = wired.get((layer, kind), STANDARD), f"model.layers.{layer}."
-            for stream in theirs:
+            for stream in chain(*theirs):
                 run(stream, layer_weights(original, layer), config, kind, STANDARD)
             gain = None
-            if (layer, kind) in wired or has_local_parts(ours[0]):
-                if fits_gains and answers.peek and any(part.any() for part in own_parts(ours[0], answers)):
+            if (layer, kind) in wired or has_local_parts(ours[0][0]):
+                if fits_gains and answers.peek and any(part.any() for part in own_parts(ours[0][0], answers)):
                     gain = fitted_gain(answers, ours, theirs)
                     fitted[f"{prefix}{GAIN[kind]}.weight"] = gain
                 fit_what_it_reads(fitted, prefix, config, kind, answers, gain, ours, input_ridges)
                 fit_what_it_writes(fitted, prefix, config, layer, kind, answers, gain, ours, theirs, output_ridges)
-            for stream in ours:
+            for stream in chain(*ours):
                 run(stream, layer_weights(fitted, layer), config, kind, answers, gain)
     return fitted
 
@@ -80,18 +83,22 @@ def own_parts(stream: Stream, answers: Answers) -> list[Tensor]:
     return [d if answers.wait else d + q for d, q in zip(stream.d, stream.q, strict=True)]
 
 
-def fitted_gain(answers: Answers, ours: list[Stream], theirs: list[Stream]) -> Tensor:  # [r, H]
+def fitted_gain(answers: Answers, ours: Streams, theirs: Streams) -> Tensor:  # [r, H]
     """<u_c, z^k_c> / <z^k_c, z^k_c> on tokens weighted by 1 / rms; ones where that is no better on the judges."""
-    pairs = []
-    for stream, other in zip(ours, theirs, strict=True):
+
+    def pair(stream: Stream, other: Stream) -> tuple[Tensor, Tensor]:  # [r, N, H], [N, H]
         scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
-        own = torch.stack([scale * part for part in own_parts(stream, answers)])  # [r, B, T, H]
+        own = torch.stack([scale * part for part in own_parts(stream, answers)])
         settled = stream.S[0] + stream.u[0] if answers.wait else stream.S[0]
-        pairs.append((own, scale * (everything(stream) - settled)))
-    (own, missing), (judged_own, judged) = pairs
-    gain = (own * missing).sum((1, 2)) / own.square().sum((1, 2))
-    gain = torch.where(own.square().sum((1, 2)) > 0, gain, 1.0)
-    errors = [(judged - g[:, None, None] * judged_own).square().mean() for g in (gain, torch.ones_like(gain))]
+        return own.flatten(1, 2), (scale * (everything(stream) - settled)).flatten(0, 1)
+
+    (own, missing), (judged_own, judged) = (
+        tuple(torch.cat(parts, -2) for parts in zip(*map(pair, *some), strict=True))
+        for some in zip(ours, theirs, strict=True)
+    )
+    gain = (own * missing).sum(1) / own.square().sum(1)
+    gain = torch.where(own.square().sum(1) > 0, gain, 1.0)
+    errors = [(judged - g[:, None] * judged_own).square().mean() for g in (gain, torch.ones_like(gain))]
     return gain if errors[0] < errors[1] else torch.ones_like(gain)
 
 
@@ -102,17 +109,17 @@ def fit_what_it_reads(
     kind: str,
     answers: Answers,
     gain: Tensor | None,
-    ours: list[Stream],
+    ours: Streams,
     ridges: Sequence[float],
 ) -> None:
     """W_k <- W_k diag(gamma) M_k^T and gamma <- 1, M_k from n(view^k) to n(fresh)."""
     gamma, ones = fitted[f"{prefix}{NORM[kind]}.weight"], torch.ones(config.hidden_size, dtype=torch.float64)
     deltas = []
-    for k in range(ours[0].r):
+    for k in range(ours[0][0].r):
         pairs = []
-        for stream in ours:
-            x = rms_norm(stream.read(k, answers, gain), ones, config).flatten(0, 1)
-            y = rms_norm(everything(stream), ones, config).flatten(0, 1)
+        for some in ours:
+            x = torch.cat([rms_norm(stream.read(k, answers, gain), ones, config).flatten(0, 1) for stream in some])
+            y = torch.cat([rms_norm(everything(stream), ones, config).flatten(0, 1) for stream in some])
             pairs.append((x, y - x))
         deltas.append(best(*pairs, ridges))
     if all(delta is None for delta in deltas):
@@ -135,19 +142,24 @@ def fit_what_it_writes(
     kind: str,
     answers: Answers,
     gain: Tensor | None,
-    ours: list[Stream],
-    theirs: list[Stream],
+    ours: Streams,
+    theirs: Streams,
     ridges: Sequence[float],
 ) -> None:
     """W_o += ridge(h -> what the stream lacks), tokens weighted by 1 / rms of the original's stream."""
     weights = layer_weights(fitted, layer)
-    pairs = []
-    for stream, other in zip(ours, theirs, strict=True):
+
+    def pair(stream: Stream, other: Stream) -> tuple[Tensor, Tensor]:  # [N, A], [N, H]
         h = sum(module_outputs(stream, weights, config, kind, answers, gain, only_hidden=True))
         after = deepcopy(stream)
         run(after, weights, config, kind, answers, gain)
         scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
-        pairs.append(((scale * h).flatten(0, 1), (scale * (everything(other) - everything(after))).flatten(0, 1)))
+        return (scale * h).flatten(0, 1), (scale * (everything(other) - everything(after))).flatten(0, 1)
+
+    pairs = [
+        tuple(torch.cat(parts) for parts in zip(*map(pair, *some), strict=True))
+        for some in zip(ours, theirs, strict=True)
+    ]
     delta = best(*pairs, ridges)
     if delta is not None:
         fitted[f"{prefix}{OUTPUT[kind]}.weight"] = fitted[f"{prefix}{OUTPUT[kind]}.weight"] + delta.T

@@ -190,15 +190,16 @@ def test_gains_are_the_designs_quotient(dense: Path, text: Path, tmp_path: Path)
     found = AutoModelForCausalLM.from_pretrained(out).model.layers[1].input_gain.weight
     calibration = load(str(text), AutoTokenizer.from_pretrained(dense), 6144)
     model = AutoModelForCausalLM.from_pretrained(dense)
-    seen: dict[str, Any] = {}
+    seen: dict[str, list[torch.Tensor]] = {"hidden": [], "stream": []}  # [1, N, ...] of each text
     layer = model.model.layers[0]
-    layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen.update(hidden=args[0]))
+    layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen["hidden"].append(args[0].flatten(0, 1)[None]))
     after = model.model.layers[1].post_attention_layernorm  # tokens count by the original's stream after the module
-    after.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0]))
+    after.register_forward_pre_hook(lambda _, args: seen["stream"].append(args[0].flatten(0, 1)[None]))
     with torch.no_grad():
-        model(calibration.windows[~torch.tensor(calibration.held_out)])
-    scale = seen["stream"].square().mean(-1, keepdim=True).rsqrt()
-    hidden = (scale * seen["hidden"]).double()
+        for texts in calibration.texts(held_out=False):
+            model(texts)
+    scale = torch.cat(seen["stream"], 1).square().mean(-1, keepdim=True).rsqrt()
+    hidden = (scale * torch.cat(seen["hidden"], 1)).double()
     update = hidden @ layer.mlp.down_proj.weight.double().T
     for k, (part, columns) in enumerate(
         zip(hidden.chunk(4, -1), layer.mlp.down_proj.weight.double().chunk(4, 1), strict=True)

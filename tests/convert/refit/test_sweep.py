@@ -69,8 +69,8 @@ def test_weights_are_those_of_the_naive_refit(name: str, gains: bool, tmp_path: 
         before.config,
         CASES[name],
         4,
-        WINDOWS[:9],
-        WINDOWS[9:],
+        [WINDOWS[:9], WINDOWS[:9].reshape(-1, 1)[::8]],  # one token in eight, as a text of its own
+        [WINDOWS[9:], WINDOWS[9:].reshape(-1, 1)[::8]],
         fitting.INPUT_RIDGES,
         fitting.OUTPUT_RIDGES,
         gains,

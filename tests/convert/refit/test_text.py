@@ -173,3 +173,19 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     assert 4 <= len(chat) <= 16
     monkeypatch.setattr(documents, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
+
+
+def test_one_token_in_eight_is_a_text_of_its_own_too(tmp_path: Path) -> None:
+    """Those of windows that judge judge as well."""
+    (tmp_path / "a.txt").write_text("".join(f"{number} " for number in range(3 * WINDOW)))
+    calibration = load(str(tmp_path / "a.txt"), tokenizer(), 8 * WINDOW)
+    for held_out in (False, True):
+        windows, alone = calibration.texts(held_out)
+        assert len(windows) == (1 if held_out else 7)
+        assert torch.equal(alone, windows.reshape(-1, 1)[::8])
+
+
+def test_where_all_texts_begin_alike_no_token_stands_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("word " * 3 * WINDOW)
+    calibration = load(str(tmp_path / "a.txt"), tokenizer(adds_bos=True), 8 * WINDOW)
+    assert [len(calibration.texts(held_out)) for held_out in (False, True)] == [1, 1]
