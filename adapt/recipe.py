@@ -136,6 +136,8 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     stages = content.pop(_STAGED, None) or [{}]
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise ValueError(f"{path}: `stages` is a list of what each stage changes.")
+    if any("output_dir" in stage for stage in stages):
+        raise ValueError(f"{path}: all stages lie in the recipe's output_dir: name it beside `stages`.")
     return [_parse(path, content | stage, overrides) for stage in stages]
 
 

@@ -66,6 +66,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"kd_weight": -1}, "kd_weight is -1"),
         ({"temperature": 0}, "temperature"),
         ({"stages": 3}, "stages"),
+        ({"stages": [{"output_dir": "other"}]}, "all stages lie in the recipe's output_dir"),
         ({"extends": "r.yaml"}, "extends itself"),
         ({"extends": "gone.yaml"}, "There is no recipe"),
         ({"train": "some"}, "train"),

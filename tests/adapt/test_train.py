@@ -226,6 +226,21 @@ def test_sft_of_a_packed_dense_control(keys: dict[str, Any], tmp_path: Path) -> 
     assert losses[-1] < losses[0]
 
 
+def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, Any], tmp_path: Path) -> None:
+    rows = conversations(60)
+    rows[1] = {"conversations": []}
+    keys |= {"streaming": True, "skip_bad": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))]}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for lost in ("final", "checkpoint-4"):
+        shutil.rmtree(tmp_path / "cut" / lost)
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "cut")})
+    assert logged(again, "loss") == logged(whole, "loss")
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
+
+
 def test_a_packed_distillation_in_bf16_is_nearly_that_in_float32(keys: dict[str, Any], tmp_path: Path) -> None:
     keys |= {"packing": True, "max_steps": 8, "eval_steps": 8, "bf16": False}
     exact = train(tmp_path / "r.yaml", **keys)
