@@ -18,8 +18,9 @@ from .rows import decode
 from .tokens import IGNORED, Encoder
 
 _WINDOW = 512  # tokens; of what is held out
-_SHUFFLED = 10_000  # rows of a stream, among which the next one is drawn
+_SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _UNWANTED = "filtered"
+_FORM = 1  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
     labels=List(Value("int64")),
@@ -54,7 +55,7 @@ class Corpus:
 
 @dataclass
 class Tally:
-    """What was read of a streamed file, by the numbers of its rows: some are read again, and count once."""
+    """What this process has read of a streamed file, by numbers of rows: some are read again, and count once."""
 
     name: str
     longest: int | None
@@ -70,7 +71,7 @@ class Tally:
             self.cut[index] = found["length"] - self.longest
 
     def note(self) -> str:
-        told = f"{self.name}: {self.rows:,} rows read"
+        told = f"{self.name}: {self.rows:,} rows read by the first process since it was last started"
         if self.bad:
             told += _told_bad(list(self.bad.values()))
         if self.cut:
@@ -87,10 +88,10 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
         files = data.load(source, recipe.streaming)
         encoded = []
         for name, rows in files:
-            encode = partial(_encode_row, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
+            encode = partial(_encode_row, form=_FORM, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
             if isinstance(rows, IterableDataset):
                 tallies.append(Tally(name, config.max_length))
-                encoded.append(_streamed(rows, encode, tallies[-1]))
+                encoded.append(_streamed(rows, encode, tallies[-1], None if config.packing else config.max_length))
             else:
                 encoded.append(_encoded(rows, encode, name, config, notes))
         rows = data.mix(encoded, [None] * len(encoded), config.seed)
@@ -100,8 +101,9 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
                 f"{source.path} has only {len(rows)} rows, and the first {share} are held out to judge: give more "
                 "data, or a smaller held_out."
             )
-        held_out += list(rows.take(share))
-        parts.append(rows.skip(share))
+        taken = list(rows.take(share))
+        held_out += taken
+        parts.append(rows.skip(share) if isinstance(rows, Dataset) else rows.filter(partial(_is_none_of, taken)))
     rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
     if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
@@ -110,13 +112,15 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
 
 
-def _streamed(rows: IterableDataset, encode: Callable[..., dict[str, Any]], tally: Tally) -> IterableDataset:
-    """The rows of one file as tokens and labels, once they are read, and counted then."""
+def _streamed(
+    rows: IterableDataset, encode: Callable[..., dict[str, Any]], tally: Tally, longest: int | None
+) -> IterableDataset:
+    """The rows of one file as tokens and labels, once they are read; counted then, and cut to `longest`."""
 
     def encode_and_count(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         found = encode(row, index)
         tally.count(index, found)
-        return found
+        return found | {name: found[name][:longest] for name in ("input_ids", "labels")}
 
     columns = list(rows.features or next(iter(rows), {}))
     found = rows.map(encode_and_count, with_indices=True, remove_columns=columns, features=_FEATURES)
@@ -141,7 +145,7 @@ def _encoded(
 
 
 def _encode_row(
-    row: Mapping[str, Any], index: int, name: str, source: data.Source, encoder: Encoder, skips: bool
+    row: Mapping[str, Any], index: int, form: int, name: str, source: data.Source, encoder: Encoder, skips: bool
 ) -> dict[str, Any]:
     where = f"{name}, row {index + 1}"
     nothing: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "first": 0}
@@ -151,11 +155,18 @@ def _encode_row(
             return nothing | {"problem": _UNWANTED}
         encoded = encoder.encode(data.checked(row, where), where)
     except ValueError as error:
+        if isinstance(error, UnicodeDecodeError):  # of a row that datasets decodes as late as here
+            error = ValueError(f"{where} cannot be read ({error}).")
         if not skips:
             raise ValueError(f"{error} Mend it, or leave such rows out by skip_bad: true.") from None
         return nothing | {"problem": str(error)}
     first = next((place for place, label in enumerate(encoded["labels"]) if label != IGNORED), 0)
     return encoded | {"length": len(encoded["input_ids"]), "first": first, "problem": ""}
+
+
+def _is_none_of(taken: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:
+    """By what is in it: a stream may be split over ranks and shuffled, and then no place in it tells rows apart."""
+    return all(row["input_ids"] != one["input_ids"] for one in taken)
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:

@@ -7,19 +7,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from accelerate import PartialState
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
-from rewired.wiring import wiring_to_json
 
 from . import corpus
 from .recipe import LORA, Recipe, Stage
-from .start import plan, request
-from .trainable import choose, rewired_layers
+from .start import outline, request
+from .trainable import rewired_layers
 
 _FLOAT = 4  # bytes; AdamW has two moments
 
@@ -27,29 +25,14 @@ _FLOAT = 4  # bytes; AdamW has two moments
 def describe(stage: Stage, title: str) -> str:
     """For a terminal. Raises ValueError for what `adapt` would refuse."""
     recipe, config = stage.recipe, stage.config
+    model = outline(recipe)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        folder = find_source(recipe.model).preview(Path(scratch))
-        model = _on_meta(recipe, folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(find_source(recipe.model).preview(Path(scratch)))
         data = corpus.load(recipe, config, tokenizer)
     lines = [title] if title else []
     lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]
     lines += [_steps(data, config), *_memory(recipe, config, model)]
     return "\n".join(lines)
-
-
-def _on_meta(recipe: Recipe, folder: Path) -> RewiredLlamaForCausalLM:
-    """The student without weights, what is not trained frozen."""
-    config = AutoConfig.from_pretrained(folder)
-    if recipe.wiring is not None:
-        conversion = plan(recipe)
-        known = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
-        known |= {"wiring": wiring_to_json(conversion.regions), "tp_shards": conversion.tp_shards}
-        config = RewiredLlamaForCausalLM.config_class(**known)
-    with torch.device("meta"):
-        model = RewiredLlamaForCausalLM(config)
-    choose(model, "rewired" if recipe.train == LORA else recipe.train)
-    return model
 
 
 def _steps(data: corpus.Corpus, config: Any) -> str:

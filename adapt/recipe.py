@@ -163,11 +163,10 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     for action in parser._actions:
         if action.dest in _IN_YAML:
             action.type, action.nargs = _from_yaml, None
-    known = sorted({action.dest for action in parser._actions})
     given = [flag.lstrip("-").split("=")[0] for flag in overrides if flag.startswith("--")]
-    for key in [*content, *given]:
-        if key.replace("-", "_") not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
+    for key in [*content, *(flag.replace("-", "_") for flag in given)]:
+        if key not in _types():
+            near = difflib.get_close_matches(str(key), _types(), 1)
             raise ValueError(
                 f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
             )
@@ -182,6 +181,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
+    if recipe.streaming and config.max_steps < 1:
+        raise ValueError(f"{path}: nobody knows how long a stream is: give max_steps.")
     if isinstance(config.model_init_kwargs, str):
         raise ValueError(f"{path}: model_init_kwargs is '{config.model_init_kwargs}': give a mapping.")
     if config.eval_steps and (config.eval_steps < 1 or not recipe.held_out):
@@ -196,6 +197,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
 def _typed(path: Path, key: str, value: Any) -> Any:
     """A value of a file, in its key's type; argparse sees to strings. Raises ValueError for one of another type."""
     expected = _types()[key]
+    if key == "refit" and value is False:  # YAML's no
+        return "none"
     if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as one
         with suppress(ValueError):
             return float(value)

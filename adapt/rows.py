@@ -14,6 +14,8 @@ import pyarrow
 from datasets import Dataset, Features, IterableDataset, Value
 from pyarrow import parquet
 
+_FORMAT = 1  # counts up when the same file gives other rows
+_BOM = b"\xef\xbb\xbf"
 _ROW, _PROBLEM = "a row as JSON", "why it cannot be read"
 _FEATURES = Features({_ROW: Value("string"), _PROBLEM: Value("string")})
 
@@ -22,7 +24,8 @@ def read(path: Path, streaming: bool) -> Dataset | IterableDataset:
     """Rows that `decode` takes. Raises ValueError for what is no file of rows at all."""
     kind: Any = IterableDataset if streaming else Dataset
     state = path.stat()
-    options: dict[str, Any] = {"path": str(path), "stamp": (state.st_mtime_ns, state.st_size)}  # a mended file is read
+    # datasets keeps what it has read: a file that was mended, or other code of ours, is read anew
+    options: dict[str, Any] = {"path": str(path), "stamp": (_FORMAT, state.st_mtime_ns, state.st_size)}
     next(_rows(**options), None)
     found: Dataset | IterableDataset = kind.from_generator(_rows, gen_kwargs=options, features=_FEATURES)
     return found
@@ -40,7 +43,7 @@ def decode(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return decoded
 
 
-def _rows(path: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
+def _rows(path: str, stamp: tuple[int, int, int]) -> Iterator[dict[str, str]]:
     reader = _parquet if path.endswith(".parquet") else _json
     for row, problem in reader(Path(path)):
         yield {_ROW: row, _PROBLEM: problem}
@@ -48,27 +51,28 @@ def _rows(path: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
 
 def _json(path: Path) -> Iterator[tuple[str, str]]:
     """A list, or a value on each line."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        start = file.read(1)
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"").removeprefix(_BOM).strip()
         file.seek(0)
-        if start == "[":
+        if first.startswith(b"["):
             try:
-                rows = json.load(file)
+                rows = json.loads(file.read().decode("utf-8-sig"))
             except ValueError as error:
                 raise ValueError(f"{path} cannot be read ({error}).") from None
             yield from ((json.dumps(row), "") for row in rows)
             return
-        for line in file:
-            if line.strip():
-                yield line, _problem(line)
+        if path.suffix == ".json" and _read_line(first)[1]:  # it may go on in the next line
+            raise ValueError(f"{path} cannot be read: it is neither a list nor has it a whole value in its first line.")
+        yield from (_read_line(line.removeprefix(_BOM)) for line in file if line.strip())
 
 
-def _problem(line: str) -> str:
+def _read_line(line: bytes) -> tuple[str, str]:
     try:
-        json.loads(line)
+        text = line.decode("utf-8")
+        json.loads(text)
     except ValueError as error:
-        return str(error)
-    return ""
+        return "", str(error)
+    return text, ""
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, str]]:

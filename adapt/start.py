@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoConfig
+
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.convert import RefitRequest, Request, base, convert
 from rewired.convert.checkpoint import Checkpoint
-from rewired.convert.request import MIX, Plan
+from rewired.convert.request import MIX
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
+from rewired.wiring import wiring_to_json
 
-from .recipe import Recipe
-from .trainable import rewired_layers
+from .recipe import LORA, Recipe
+from .trainable import choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
 NO_REFIT = ("none", "false", "no")
@@ -48,18 +53,30 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     return _opened(folder, recipe.model)
 
 
-def check(recipe: Recipe) -> None:
-    """Raise ValueError for a model or a wiring that `prepare` would refuse."""
-    if recipe.wiring is not None:
-        plan(recipe)
+def outline(recipe: Recipe) -> RewiredLlamaForCausalLM:
+    """The student without weights, what is not trained frozen.
+
+    Raises ValueError for a model, a wiring or a choice of what to train that make no sense; nothing is written.
+    """
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+        folder = find_source(recipe.model).preview(Path(scratch))
+        config = AutoConfig.from_pretrained(folder)
+        if recipe.wiring is None:
+            _check_rewired(folder, Checkpoint.open(folder).config)
+        else:
+            plan = convert(recipe.model, Path(scratch) / "start", request(recipe), dry_run=True).plan
+            known = {
+                key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
+            }
+            known |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
+            config = RewiredLlamaConfig(**known)
+    with torch.device("meta"):
+        model = RewiredLlamaForCausalLM(config)
+    if recipe.train != LORA:
+        choose(model, recipe.train)
     else:
-        _opened(checkpoint_folder(recipe.model), recipe.model)
-
-
-def plan(recipe: Recipe) -> Plan:
-    """Of the conversion that `recipe` asks for. Raises ValueError where it does not fit the model."""
-    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:  # nothing is written
-        return convert(recipe.model, Path(scratch) / "start", request(recipe), dry_run=True).plan
+        choose(model, "rewired" if rewired_layers(config) else "all")
+    return model
 
 
 def request(recipe: Recipe) -> Request:
@@ -72,11 +89,7 @@ def request(recipe: Recipe) -> Request:
 def _opened(folder: Path, model: str) -> Start:
     """The start in `folder`, which was made of the checkpoint `model` or is it."""
     config = Checkpoint.open(folder).config
-    if config["model_type"] != RewiredLlamaConfig.model_type:
-        raise ValueError(
-            f"{folder} is a dense Llama: give a wiring to rewire it first; [{{layers: 0-, preset: standard}}] keeps it "
-            "as it is."
-        )
+    _check_rewired(folder, config)
     if trained := config.get(RECORD):
         original = base.find(trained["base"], folder)
         return Start(folder, original, trained["base"], tuple(trained["layers"]), trained["ends"])
@@ -84,6 +97,14 @@ def _opened(folder: Path, model: str) -> Start:
         changed = rewired_layers(RewiredLlamaConfig.from_pretrained(folder))
         return Start(folder, base.find(refitted["base"], folder), refitted["base"], tuple(changed))
     return Start(folder, folder, base.record(find_source(model), checkpoint_folder(model)))
+
+
+def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
+    if config["model_type"] != RewiredLlamaConfig.model_type:
+        raise ValueError(
+            f"{folder} is a dense Llama: give a wiring to rewire it first; [{{layers: 0-, preset: standard}}] keeps it "
+            "as it is."
+        )
 
 
 def original_of(made: Path) -> str:

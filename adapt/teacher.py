@@ -2,8 +2,8 @@
 
 The original is the student's own checkpoint with every layer standard. Below the first layer that is rewired or trained
 both compute the same, so it is computed once. Above it the teacher runs on the student's own modules where those are
-frozen and still the original's, and has weights of its own elsewhere. Where the student is sharded over ranks, so is
-its teacher, which then shares no weights with it.
+frozen and still the original's, and has weights of its own elsewhere (`beside`). Where the recipe has the student
+sharded at load time, so is its teacher, which then shares no weights with it (`sharded`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def sharded(
     dtype: torch.dtype | None = None,
     distributed: DistributedConfig | None = None,
 ) -> Teacher:
-    """A teacher that is sharded over the ranks as the student is; each rank reads and holds its part only."""
+    """A teacher that is sharded over the ranks as the student is; each rank reads and holds its part only.
+
+    Transformers leaves the last norm and the head whole once they have run.
+    """
     first = -1 if ends_changed else first_changed(student)
     config = deepcopy(student.config)
     config.wiring = []

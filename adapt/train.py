@@ -30,7 +30,7 @@ from .distillation import add_losses
 from .losses import TokenLoss
 from .recipe import LORA, Recipe, Stage
 from .save import save
-from .start import NO_REFIT, Start, check, prepare
+from .start import NO_REFIT, Start, outline, prepare
 from .teacher import Teacher, beside, sharded
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
@@ -57,7 +57,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         if not (made / "config.json").is_file():
             todo.append((stage, folder, made))
     with state.main_process_first():  # whatever can be wrong is read before hours of work
-        texts = [_read(stage, stages[0].recipe) for stage, *_ in todo]
+        texts = [_read(stage, stages[0].recipe.model) for stage, *_ in todo]
     for (stage, folder, made), text in zip(todo, texts, strict=True):
         _run(stage, folder, made, *text, on_layer)
         state.wait_for_everyone()
@@ -69,15 +69,15 @@ def is_first_rank() -> bool:
     return bool(PartialState().is_main_process)
 
 
-def _read(stage: Stage, first: Recipe) -> tuple[Any, corpus.Corpus]:
-    """The tokenizer, which is that of the `first` stage's model, and the data. Raises ValueError for what is unfit."""
-    check(first)
+def _read(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
+    """The tokenizer of the `model` that the first stage starts from, and the data. Raises ValueError for bad ones."""
+    outline(replace(stage.recipe, model=model))
     try:
         for callback in get_reporting_integration_callbacks(stage.config.report_to):
             callback()
     except RuntimeError as error:
         raise ValueError(f"report_to: {error}") from None
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(first.model))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
     _set_chat_template(tokenizer, stage.config)
     return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
 

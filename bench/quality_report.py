@@ -36,7 +36,7 @@ def _read(path: Path) -> list[Any]:
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
     lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, which, wiring, exposed, _, found in rows:
+    for name, which, wiring, exposed, _, found, _ in rows:
         layers = "; ".join(f"{entry['preset']} {entry['layers']}" for entry in wiring)
         kls = [f"{found[kind]['kl']:.3f} ± {found[kind]['kl_standard_error']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([name, f'{which}: {layers}', str(exposed), *kls])} |")
@@ -85,15 +85,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for; hollow before a refit, filled after it."""
+    """KL on prose and chat over the all-reduces that a token waits for; hollow before a refit, filled after it (of
+    64 k tokens where that was measured, else of 32 k)."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(row["wiring"] for row in rows))}
     for kind, axis in zip(("prose", "chat"), axes, strict=True):
         for wiring, layers in dict.fromkeys((row["wiring"], row["layers"]) for row in rows):
             own = [row for row in rows if (row["wiring"], row["layers"]) == (wiring, layers)]
             kls = {row["fit"]: row["on"][kind]["kl"] for row in own}
-            fitted = [kl for fit, kl in kls.items() if fit.startswith("refit")]
-            points, colour = [kls["converted"], *([min(fitted)] if fitted else [])], colours[wiring]
+            fits = [fit for fit in ("converted", "refit 64k" if "refit 64k" in kls else "refit 32k") if fit in kls]
+            points, colour = [kls[fit] for fit in fits], colours[wiring]
             axis.plot([own[0]["exposed"]] * len(points), points, "-", color=colour, linewidth=0.8)
             for kl, face in zip(points, ("white", colour), strict=False):
                 axis.plot(own[0]["exposed"], kl, "o", color=colour, markerfacecolor=face)

@@ -18,6 +18,7 @@ from quality import MODEL, compare, held_out, told
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
+from rewired.convert.refit.run import RECIPE
 from rewired.convert.select import SelectRequest, select
 
 RESULT = Path(__file__).parents[1] / "results" / "quality" / "selected.jsonl"
@@ -34,7 +35,8 @@ REQUESTS = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    known = {tuple(json.loads(line)[:2]) for line in RESULT.read_text().splitlines()} if RESULT.exists() else set()
+    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+    known = {tuple(row[:2]) for row in rows if row[-1] == RECIPE}
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = held_out(source)
@@ -49,7 +51,7 @@ def main() -> None:
                     request_of_it = Request(candidate.wiring, refit=RefitRequest(tokens=TOKENS))
                     out = convert(source, Path(folder) / "model", request_of_it).out
                     found: dict[str, Any] = {kind: told(one) for kind, one in compare(source, out, texts).items()}
-                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, found]
+                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, found, RECIPE]
                 with RESULT.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, which, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)

@@ -45,7 +45,7 @@ class Calibration:
         have too few of them to fit that, unless all begin with the same one.
         """
         windows = self.windows[torch.tensor(self.held_out) == held_out]
-        if bool((windows[:, 0] == self.windows[0, 0]).all()):
+        if bool((self.windows[:, 0] == self.windows[0, 0]).all()):
             return [windows]
         return [windows, windows.flatten()[::FIRST, None]]
 

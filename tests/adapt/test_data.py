@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from pyarrow import parquet
 from trl import SFTConfig
 
@@ -167,6 +167,43 @@ def test_a_broken_file_is_named(name: str, content: bytes, streaming: bool, tmp_
 def test_rows_of_one_file_need_not_be_alike(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert texts(load(str(write_rows(path, [{"text": "a", "id": 1}, {"id": "x", "text": "b"}])))) == ["a</s>", "b</s>"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
+        ("rows.json", b'\xef\xbb\xbf[{"text": "a"}, {"text": "b"}]'),
+        ("rows.json", b'\n  [{"text": "a"},\n {"text": "b"}]\n'),
+    ],
+)
+def test_a_file_is_read_whatever_it_begins_with(name: str, content: bytes, streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert sorted(texts(load(str(tmp_path / name), streaming=streaming))) == ["a</s>", "b</s>"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_a_row_that_is_no_utf8_is_named(streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes('{"text": "a"}\n{"text": "café"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"rows.jsonl, row 2 cannot be read .*utf-8"):
+        texts(load(str(tmp_path / "rows.jsonl"), streaming=streaming))
+
+
+def test_streamed_rows_that_are_held_out_are_never_trained_on(tmp_path: Path) -> None:
+    """Of a folder and a file, shuffled, and on each of two ranks."""
+    (tmp_path / "folder").mkdir()
+    for name in ("folder/a", "folder/b", "c"):
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name[-1]}{number}"} for number in range(6)])
+    found = load(str(tmp_path / "folder"), str(tmp_path / "c.jsonl"), held_out=6, streaming=True)
+    assert found.held_out is not None
+    held_out = {tokenizer().decode(ids) for ids in found.held_out["input_ids"]}
+    assert len(held_out) == 6
+    assert sorted([*texts(found), *held_out]) == sorted(f"{name}{number}</s>" for name in "abc" for number in range(6))
+    assert isinstance(found.train, IterableDataset)
+    for rank in range(2):
+        mine = {tokenizer().decode(row["input_ids"]) for row in found.train.shard(2, rank)}
+        assert mine and not mine & held_out
 
 
 def test_a_mended_file_is_read_anew(tmp_path: Path) -> None:

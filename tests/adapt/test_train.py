@@ -299,6 +299,8 @@ def test_a_dry_run_tells_and_writes_nothing(
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
         ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
         ({"report_to": "nowhere"}, "nowhere"),
+        ({"train": "norms_and_gains", "wiring": [{"layers": "0-", "preset": "standard"}]}, "trains nothing"),
+        ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
     ],

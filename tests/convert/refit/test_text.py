@@ -185,6 +185,12 @@ def test_one_token_in_eight_is_a_text_of_its_own_too(tmp_path: Path) -> None:
         assert torch.equal(alone, windows.reshape(-1, 1)[::8])
 
 
+def test_few_windows_have_tokens_that_stand_alone_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number} " for number in range(WINDOW)))
+    calibration = load(str(tmp_path / "a.txt"), tokenizer(), 2 * WINDOW)
+    assert [len(calibration.texts(held_out)) for held_out in (False, True)] == [2, 2]
+
+
 def test_where_all_texts_begin_alike_no_token_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word " * 3 * WINDOW)
     calibration = load(str(tmp_path / "a.txt"), tokenizer(adds_bos=True), 8 * WINDOW)
