@@ -34,7 +34,8 @@ def main() -> None:
             print(f'\n>>> model = AutoModelForCausalLM.from_pretrained("{name}")')
             print(f"{PROMPT}\n    {chat(Path(folder) / name)}")
         run(folder, f"evaluate {ORIGINAL} {CONVERTED} {HEALED}")
-    print("\nThat was some thousand tokens: a refit on 32 k and the recipe as it is bring back more (results/).")
+    print("\nThat were some thousand tokens. results/quality/README.md: what a refit on more of them brings back;")
+    print("docs/adapt.md: how to train on.")
 
 
 def run(folder: str, command: str) -> None:
