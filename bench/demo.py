@@ -34,7 +34,7 @@ def main() -> None:
             print(f'\n>>> model = AutoModelForCausalLM.from_pretrained("{name}")')
             print(f"{PROMPT}\n    {chat(Path(folder) / name)}")
         run(folder, f"evaluate {ORIGINAL} {CONVERTED} {HEALED}")
-    print("\nThat were some thousand tokens. results/quality/README.md: what a refit on more of them brings back;")
+    print("\nThose were some thousand tokens. results/quality/README.md: what a refit on more of them brings back;")
     print("docs/adapt.md: how to train on.")
 
 
