@@ -130,7 +130,13 @@ BAD = {
 
 
 @pytest.mark.xdist_group("smollm2")
-@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if name in ("no GPU", "no weights") else ())
+        for name, case in BAD.items()
+    ],
+)
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, hybrid: Path) -> None:
     (hybrid.parent / "empty").mkdir()
     shutil.copytree(hybrid, hybrid.parent / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
