@@ -25,7 +25,13 @@ WIRINGS = {
 }
 
 
-@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+some_wirings = pytest.mark.parametrize(
+    "wiring",
+    [pytest.param(one, id=name, marks=pytest.mark.slow if name == "partial" else ()) for name, one in WIRINGS.items()],
+)
+
+
+@some_wirings
 def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], tmp_path: Path) -> None:
     """Within a third: attention's own products, the solves and held-out tokens are left out."""
     dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
@@ -38,7 +44,7 @@ def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], 
     assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
 
 
-@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+@some_wirings
 def test_activations_are_those_that_are_kept(
     wiring: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,13 +129,13 @@ BAD = {
 }
 
 
+SLOW = ("more ranks than heads", "no GPU", "no weights")
+
+
 @pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        pytest.param(*case, id=name, marks=pytest.mark.slow if name in ("no GPU", "no weights") else ())
-        for name, case in BAD.items()
-    ],
+    [pytest.param(*case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in BAD.items()],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, hybrid: Path) -> None:
     (hybrid.parent / "empty").mkdir()

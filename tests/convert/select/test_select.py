@@ -166,7 +166,7 @@ def test_what_is_measured_is_what_convert_makes_of_it(dense: Path, text: Path, t
     assert chosen["measured"]["refitted"] < chosen["measured"]["converted"]
 
 
-@pytest.mark.parametrize("exposed", [1, 5])
+@pytest.mark.parametrize("exposed", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_mix_waits_for_no_more_than_it_may(exposed: int, dense: Path, text: Path, tmp_path: Path) -> None:
     done = select(str(dense), tmp_path / "choice", ask(text, "mix", budget=None, exposed=exposed))
     out = convert(dense, tmp_path / "made", Request(done.candidates[0].wiring)).out
