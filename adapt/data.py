@@ -80,7 +80,7 @@ def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
     try:
         return _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
     except ValueError:  # where it is broken, a row may be to blame
-        return _read(str(path), lambda: rows.read(path, streaming))
+        return rows.read(path, streaming)
 
 
 def _read(name: str, load_rows: Callable[[], Any]) -> Any:
@@ -89,8 +89,7 @@ def _read(name: str, load_rows: Callable[[], Any]) -> Any:
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        said = reason.startswith(f"{name} cannot be read")
-        raise ValueError(reason if said else f"{name} cannot be read ({reason}).") from None
+        raise ValueError(f"{name} cannot be read ({reason}).") from None
 
 
 def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:
