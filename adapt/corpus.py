@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ from trl import SFTConfig
 from . import data
 from .recipe import Recipe
 from .rows import decode
+from .tally import FILTERED, Tally, note_on_file
 from .tokens import IGNORED, Encoder
 
 _WINDOW = 512  # tokens; of what is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
-_UNWANTED = "filtered"
 _FORM = 1  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
@@ -51,32 +51,6 @@ class Corpus:
         length = min(longest, _WINDOW, len(ids))
         count = len(ids) // length if length > 1 else 0
         return torch.tensor(ids[: count * length]).view(count, length) if count else None
-
-
-@dataclass
-class Tally:
-    """What this process has read of a streamed file, by numbers of rows: some are read again, and count once."""
-
-    name: str
-    longest: int | None
-    rows: int = 0
-    bad: dict[int, str] = field(default_factory=dict)
-    cut: dict[int, int] = field(default_factory=dict)  # tokens lost
-
-    def count(self, index: int, found: Mapping[str, Any]) -> None:
-        self.rows = max(self.rows, index + 1)
-        if found["problem"] not in ("", _UNWANTED):
-            self.bad[index] = found["problem"]
-        if self.longest and found["length"] > self.longest:
-            self.cut[index] = found["length"] - self.longest
-
-    def note(self) -> str:
-        told = f"{self.name}: {self.rows:,} rows read by the first process since it was last started"
-        if self.bad:
-            told += _told_bad(list(self.bad.values()))
-        if self.cut:
-            told += _told_cut(len(self.cut), self.longest, sum(self.cut.values()))
-        return told
 
 
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
@@ -134,7 +108,7 @@ def _encoded(
     options = {"num_proc": config.dataset_num_proc, "desc": f"Tokenising {name}"}
     found = rows.map(encode, with_indices=True, remove_columns=rows.column_names, features=_FEATURES, **options)
     kept = found.filter(_is_good)
-    notes += _notes(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config)
+    notes.append(note_on_file(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config.max_length))
     if longest := config.max_length:
         kept, before = kept.filter(lambda first: first < longest, input_columns="first"), len(kept)
         if len(kept) < before:
@@ -152,7 +126,7 @@ def _encode_row(
     try:
         row = decode(row, where)
         if not data.is_wanted(source, row):
-            return nothing | {"problem": _UNWANTED}
+            return nothing | {"problem": FILTERED}
         encoded = encoder.encode(data.checked(row, where), where)
     except ValueError as error:
         if isinstance(error, UnicodeDecodeError):  # of a row that datasets decodes as late as here
@@ -171,23 +145,3 @@ def _is_none_of(taken: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> b
 
 def _is_good(row: Mapping[str, Any]) -> bool:
     return not row["problem"]
-
-
-def _notes(name: str, problems: Sequence[str], lengths: np.ndarray, config: SFTConfig) -> list[str]:
-    told = [f"{name}: {len(lengths):,} rows, {int(lengths.sum()):,} tokens"]
-    if filtered := sum(problem == _UNWANTED for problem in problems):
-        told[0] += f"; {filtered:,} rows filtered out"
-    if bad := [problem for problem in problems if problem not in ("", _UNWANTED)]:
-        told[0] += _told_bad(bad)
-    if config.max_length and (longer := lengths[lengths > config.max_length]).size:
-        lost = int(longer.sum()) - config.max_length * longer.size
-        told[0] += f"{_told_cut(longer.size, config.max_length, lost)} ({lost / lengths.sum():.1%})"
-    return told
-
-
-def _told_bad(problems: Sequence[str]) -> str:
-    return f"; {len(problems):,} bad rows left out, the first because {problems[0]}"
-
-
-def _told_cut(count: int, longest: int | None, lost: int) -> str:
-    return f"; {count:,} rows are longer than {longest} tokens and lose {lost:,} in all"
