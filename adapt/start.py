@@ -72,10 +72,8 @@ def outline(recipe: Recipe) -> RewiredLlamaForCausalLM:
             config = RewiredLlamaConfig(**known)
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)
-    if recipe.train != LORA:
-        choose(model, recipe.train)
-    else:
-        choose(model, "rewired" if rewired_layers(config) else "all")
+    lora_trains = "rewired" if rewired_layers(config) else "all"
+    choose(model, lora_trains if recipe.train == LORA else recipe.train)
     return model
 
 

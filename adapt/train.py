@@ -57,9 +57,9 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         if not (made / "config.json").is_file():
             todo.append((stage, folder, made))
     with state.main_process_first():  # whatever can be wrong is read before hours of work
-        texts = [_read(stage, stages[0].recipe.model) for stage, *_ in todo]
-    for (stage, folder, made), text in zip(todo, texts, strict=True):
-        _run(stage, folder, made, *text, on_layer)
+        inputs = [_inputs(stage, stages[0].recipe.model) for stage, *_ in todo]
+    for (stage, folder, made), (tokenizer, data) in zip(todo, inputs, strict=True):
+        _run(stage, folder, made, tokenizer, data, on_layer)
         state.wait_for_everyone()
     return made
 
@@ -69,17 +69,24 @@ def is_first_rank() -> bool:
     return bool(PartialState().is_main_process)
 
 
-def _read(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
-    """The tokenizer of the `model` that the first stage starts from, and the data. Raises ValueError for bad ones."""
+def _inputs(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
+    """The tokenizer of the `model` that the first stage starts from, and the data, once all else was checked.
+
+    Raises ValueError for a stage that cannot be run.
+    """
     outline(replace(stage.recipe, model=model))
-    try:
-        for callback in get_reporting_integration_callbacks(stage.config.report_to):
-            callback()
-    except RuntimeError as error:
-        raise ValueError(f"report_to: {error}") from None
+    _check_reporting(stage.config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
     _set_chat_template(tokenizer, stage.config)
     return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
+
+
+def _check_reporting(config: Any) -> None:
+    try:
+        for callback in get_reporting_integration_callbacks(config.report_to):
+            callback()
+    except RuntimeError as error:
+        raise ValueError(f"report_to: {error}") from None
 
 
 def _run(

@@ -41,11 +41,12 @@ def main() -> None:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = held_out(source)
         for name, request in REQUESTS.items():
-            if not name.startswith(tuple(sys.argv[1:]) or ""):
+            wanted = [which for which in ("chosen", "last") if (name, which) not in known]
+            if not (wanted and name.startswith(tuple(sys.argv[1:]) or "")):
                 continue
             selection = select(str(source), Path(scratch) / name, request)
             for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
-                if (name, which) in known:
+                if which not in wanted:
                     continue
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     request_of_it = Request(candidate.wiring, refit=RefitRequest(tokens=TOKENS))

@@ -284,7 +284,8 @@ def test_a_dry_run_tells_and_writes_nothing(
     assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
     per_layer = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
     told = capsys.readouterr().out
-    for part in ("max_steps: 5", "40 rows", "5 steps", f"rewired of layers 2-4, {2 * per_layer:,} of"):
+    trained = f"rewired of layers 2-4, {2 * per_layer:,} of"
+    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 0.00 GB"):
         assert part in told, part
     assert not (tmp_path / "out").exists()
 
