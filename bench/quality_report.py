@@ -14,6 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from rewired.convert.refit.run import RECIPE
+
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 KINDS = ("prose", "chat", "code")
 
@@ -27,6 +29,10 @@ def main() -> None:
         (FOLDER / "selected.md").write_text(selected_table(selected))
     if variants:
         (FOLDER / "variants.md").write_text(variants_table(variants))
+
+
+def _is_current(row: dict[str, Any]) -> bool:
+    return row["fit"] == "converted" or row.get("recipe") == RECIPE
 
 
 def _read(path: Path) -> list[Any]:
@@ -75,7 +81,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["layers"],
             row["wiring"],
             str(row["exposed"]),
-            row["fit"] if row.get("recipe", 1) != 1 or row["fit"] == "converted" else f"{row['fit']} (recipe 1)",
+            row["fit"] if _is_current(row) else f"{row['fit']} (recipe {row.get('recipe', 1)})",
             *kls,
             *perplexities,
             f"{row['passes']:g}",

@@ -114,7 +114,7 @@ def other_input(change: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Pat
                 batch.before = batch.original
             step(self, half, batches)
 
-        def fit_input(half: Half, batches: Sequence[Any], device: torch.device) -> Errors:
+        def fit_input(half: Half, batches: Sequence[Any], device: torch.device) -> tuple[Errors, None]:
             number, width = next(calls), half.norm.weight.shape[0]
             shards = half.shards.total if half.wiring.reads_shards else 1
             regression = RidgeRegression(shards, width, width, device)
@@ -124,7 +124,7 @@ def other_input(change: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Pat
                 regression.add(*(t.reshape(shards, -1, width) for t in (inputs, fresh - inputs)), batch.held_out)
             solution = regression.solve(fitting.INPUT_RIDGES)
             half.fold_input(solution.delta)
-            return Errors.of(solution)
+            return Errors.of(solution), None
 
         stack = ExitStack()
         stack.enter_context(patch.object(Sweep, "_step_original", remember))
@@ -154,7 +154,7 @@ def over_its_own_rms(
     return half.normalised(view), own * inverse
 
 
-def fit_what_projections_give(half: Half, batches: Sequence[Any], device: torch.device) -> Errors:
+def fit_what_projections_give(half: Half, batches: Sequence[Any], device: torch.device) -> tuple[Errors, None]:
     """One module further: what q, k, v or gate, up give, not what they are given; the ridge is on their weights."""
     weights = [projection.weight * half.norm.weight for projection in half.inputs]
     joint, width = torch.cat(weights), half.norm.weight.shape[0]
@@ -169,7 +169,7 @@ def fit_what_projections_give(half: Half, batches: Sequence[Any], device: torch.
     changes = solution.delta[0].T.split([len(weight) for weight in weights])
     for projection, weight, change in zip(half.inputs, weights, changes, strict=True):
         projection.weight.copy_(weight + change)
-    return Errors.of(solution)
+    return Errors.of(solution), None
 
 
 def regressed(
@@ -317,7 +317,7 @@ def weighted_by_rms(power: float) -> Patch:
 VARIANTS: dict[str, Patch] = {
     "as shipped": nullcontext,
     "inputs only": other_parts(sweep, fit_output=lambda *_: None),
-    "outputs only": other_parts(sweep, fit_input=lambda *_: None),
+    "outputs only": other_parts(sweep, fit_input=lambda *_: (None, None)),
     "target: the original's stream": towards(lambda _: 1.0),
     "target: half the original's": towards(lambda _: 0.5),
     "target: the original's, less with depth": towards(lambda number: max(0.0, 1 - number / 60)),

@@ -46,10 +46,11 @@ class Cost:
             2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
             for inputs in (mlp if index % 2 else heads for index in rewired)
         )
+        placing = sum(4 * (views + 1) * hidden * mlp for index in rewired if index % 2 and modules[index].reads_shards)
         return cls(
             tokens * _FLOAT * (streams + widest + judging),
             2 * layer * _FLOAT + problem * _DOUBLE,
-            tokens * (forward + grams),
+            tokens * (forward + grams + placing // HELD_OUT),
         )
 
     def note(self) -> str:

@@ -48,7 +48,7 @@ class FitTable:
     def __enter__(self) -> FitTable:
         self.progress.start()
         self.progress.console.print("Mean square errors on held-out tokens, in units of the original's stream:")
-        self._print("layer", "module", "its gain", "what it reads", "the stream after it")
+        self._print("layer", "module", "its gain", "what it reads", "its neurons", "the stream after")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -58,11 +58,13 @@ class FitTable:
         """Layer number `layer` of `layers` is done."""
         self.progress.update(self.task, total=layers, completed=layer + 1)
         for fit in fits:
-            cells = ("" if errors is None else _errors(errors) for errors in (fit.gain, fit.input, fit.output))
+            cells = (
+                "" if errors is None else _errors(errors) for errors in (fit.gain, fit.input, fit.placement, fit.output)
+            )
             self._print(str(fit.layer), fit.module, *cells)
 
     def _print(self, layer: str, module: str, *cells: str) -> None:
-        self.progress.console.print(f"{layer:>5}  {module:<9}", *(f"{cell:<18}" for cell in cells), highlight=False)
+        self.progress.console.print(f"{layer:>5} {module:<9}", *(f"{cell:<15}" for cell in cells), highlight=False)
 
 
 def _errors(errors: Errors) -> str:

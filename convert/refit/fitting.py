@@ -19,6 +19,7 @@ from rewired.residual_stream import ResidualStream
 
 from .half import Half
 from .least_squares import RidgeRegression, Solution
+from .placement import place_neurons
 from .shelf import on_device
 
 # candidates of the ridge, relative to the Gram matrix's mean diagonal; held-out tokens choose
@@ -71,12 +72,13 @@ class Fit:
     module: str  # attention or MLP
     gain: Errors | None
     input: Errors | None
+    placement: Errors | None  # of neurons, before and after they moved to other shards
     output: Errors | None
 
     @classmethod
     def from_json(cls, fit: dict[str, Any]) -> Fit:
         """The inverse of `dataclasses.asdict`."""
-        parts = {name: fit[name] for name in ("gain", "input", "output")}
+        parts = {name: fit[name] for name in ("gain", "input", "placement", "output")}
         errors = {
             name: part and Errors(part["before"], part["after"], tuple(part["ridges"])) for name, part in parts.items()
         }
@@ -114,24 +116,34 @@ def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Erro
     return Errors(before, after_fit)
 
 
-def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> Errors:
-    """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map.
+def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tuple[Errors, Errors | None]:
+    """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map; the map's
+    errors, and those of its neurons before and after they are placed.
 
     Design, section 4: min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where
-    views differ.
+    views differ. There an MLP's neurons then move to the shards that compute them best.
     """
     shards, width = half.shards.total if half.wiring.reads_shards else 1, half.norm.weight.shape[0]
-    regression = RidgeRegression(shards, width, width, device)
+    regression, scales = RidgeRegression(shards, width, width, device), []
     for batch in batches:
         stream = on_device(batch.refitted, device)
         view, _ = half.read(stream)
         inputs = half.normalised(view).reshape(shards, -1, width)
         fresh = half.normalised(stream.total(half.shards)).reshape(1, -1, width)
         regression.add(inputs, fresh - inputs, batch.held_out)
+        if batch.held_out:
+            scales.append(_inverse_rms(batch.original.to(device)).reshape(-1, 1))
     solution = regression.solve(INPUT_RIDGES)
+    placed = None
+    if half.is_mlp and shards > 1:
+        seen = (
+            (inputs + inputs @ solution.delta, inputs[0] + targets[0], scale)
+            for (inputs, targets), scale in zip(regression.held_out, scales, strict=True)
+        )
+        placed = Errors(*place_neurons(half, seen))
     if solution.is_better:
         half.fold_input(solution.delta)
-    return Errors.of(solution)
+    return Errors.of(solution), placed
 
 
 def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device) -> Errors:

@@ -42,6 +42,11 @@ class Half:
             return LlamaMLP.forward(module, inputs)
         return LlamaAttention.forward(module, inputs, position_embeddings, attention_mask=None)[0]
 
+    def neurons(self, normalised: torch.Tensor) -> torch.Tensor:
+        """What all neurons of an MLP give, [n, A], if all of them read the same `normalised` view, [n, H]."""
+        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards=False, gives_partials=False)
+        return LlamaMLP.forward(module, normalised * self.norm.weight)
+
     def write(self, stream: ResidualStream, hidden: torch.Tensor) -> ResidualStream:
         """The stream after the module's last projection of `hidden`, [B, T, A], was written to it."""
         if self.wiring.gives_partials:
@@ -67,6 +72,13 @@ class Half:
     def fold_output(self, delta: torch.Tensor) -> None:
         """Let the last projection add `hidden @ delta`, delta [A, H]."""
         self.output.weight.add_(delta.T)
+
+    def reorder_neurons(self, order: torch.Tensor) -> None:
+        """Let the n-th neuron of an MLP be the one that was the `order[n]`-th."""
+        for projection in self.inputs:
+            for parameter in projection.parameters():
+                parameter.copy_(parameter[order])
+        self.output.weight.copy_(self.output.weight[:, order])
 
 
 class _WithoutLastProjection(OnShards):

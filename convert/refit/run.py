@@ -26,7 +26,7 @@ from .sweep import Sweep
 from .text import Calibration, load
 from .weights import Finished, Weights
 
-RECIPE = 2  # counts up when the same text gives other weights, so that no older run is gone on with
+RECIPE = 3  # counts up when the same text gives other weights, so that no older run is gone on with
 
 
 @dataclass(frozen=True)

@@ -178,12 +178,12 @@ class Sweep:
         self, index: int, half: Half, batches: Sequence[Batch], round_weights: Callable[[], None], is_known: bool
     ) -> list[Fit]:
         """The module's fit if there is one; gains, inputs and outputs, each on what the ones before it make."""
-        gain = inputs = output = None
+        gain = inputs = placement = output = None
         is_fitted = half.wiring.is_rewired and not is_known
         if is_fitted and self.gains and half.gain is not None:
             gain = fit_gain(half, batches, self.device)
         if is_fitted and self.matrices and half.wiring.lacks_something:
-            inputs = fit_input(half, batches, self.device)
+            inputs, placement = fit_input(half, batches, self.device)
         round_weights()
         hidden = []
         for batch in batches:
@@ -195,7 +195,7 @@ class Sweep:
         for batch, own in zip(batches, hidden, strict=True):
             _, stream = half.read(on_device(batch.refitted, self.device))
             batch.refitted = self.shelf.put_stream(half.write(stream, own.to(self.device)))
-        found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, output)
+        found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, placement, output)
         return [found] if gain or inputs or output else []
 
     def _round(self, index: int, layer: RewiredLlamaDecoderLayer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def reference_refit(
                 if fits_gains and answers.peek and any(part.any() for part in own_parts(ours[0][0], answers)):
                     gain = fitted_gain(answers, ours, theirs)
                     fitted[f"{prefix}{GAIN[kind]}.weight"] = gain
-                fit_what_it_reads(fitted, prefix, config, kind, answers, gain, ours, input_ridges)
+                fit_what_it_reads(fitted, prefix, config, kind, answers, gain, ours, theirs, input_ridges)
                 fit_what_it_writes(fitted, prefix, config, layer, kind, answers, gain, ours, theirs, output_ridges)
             for stream in chain(*ours):
                 run(stream, layer_weights(fitted, layer), config, kind, answers, gain)
@@ -110,11 +110,12 @@ def fit_what_it_reads(
     answers: Answers,
     gain: Tensor | None,
     ours: Streams,
+    theirs: Streams,
     ridges: Sequence[float],
 ) -> None:
-    """W_k <- W_k diag(gamma) M_k^T and gamma <- 1, M_k from n(view^k) to n(fresh)."""
+    """W_k <- W_k diag(gamma) M_k^T and gamma <- 1, M_k from n(view^k) to n(fresh), of an MLP's neurons placed anew."""
     gamma, ones = fitted[f"{prefix}{NORM[kind]}.weight"], torch.ones(config.hidden_size, dtype=torch.float64)
-    deltas = []
+    deltas, judged = [], []
     for k in range(ours[0][0].r):
         pairs = []
         for some in ours:
@@ -122,6 +123,11 @@ def fit_what_it_reads(
             y = torch.cat([rms_norm(everything(stream), ones, config).flatten(0, 1) for stream in some])
             pairs.append((x, y - x))
         deltas.append(best(*pairs, ridges))
+        x, y = pairs[1]
+        judged.append((x if deltas[-1] is None else x + x @ deltas[-1], x + y))
+    if kind == "mlp" and any(not torch.equal(x, judged[0][0]) for x, _ in judged):
+        rms = torch.cat([everything(stream).square().mean(-1).sqrt().flatten() for stream in theirs[1]])
+        place(fitted, f"{prefix}mlp.", gamma, [x for x, _ in judged], judged[0][1], rms)
     if all(delta is None for delta in deltas):
         return
     fitted[f"{prefix}{NORM[kind]}.weight"] = ones
@@ -132,6 +138,33 @@ def fit_what_it_reads(
             for row, delta in zip(rows, deltas, strict=True)
         ]
         fitted[f"{prefix}{name}.weight"] = torch.cat(new)
+
+
+def place(
+    fitted: dict[str, Tensor], prefix: str, gamma: Tensor, views: Sequence[Tensor], fresh: Tensor, rms: Tensor
+) -> None:
+    """Neurons change ranks, two at a time, as long as what they add comes closer to what it is on the fresh stream."""
+    gate, up, down = (fitted[f"{prefix}{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj"))
+    hidden = [F.silu((x * gamma) @ gate.T) * ((x * gamma) @ up.T) for x in (*views, fresh)]
+    sizes = down.square().sum(0)
+    errors = [
+        [float((((h - hidden[-1])[:, j] / rms) ** 2).sum() * sizes[j]) for j in range(len(sizes))] for h in hidden
+    ]
+    at = [list(block) for block in torch.arange(len(sizes)).chunk(len(views))]
+    before, total = float("inf"), sum(errors[k][j] for k, neurons in enumerate(at) for j in neurons)
+    while total < 0.999 * before:
+        for a, b in combinations(range(len(at)), 2):
+            while True:
+                i = max(at[a], key=lambda j: errors[a][j] - errors[b][j])
+                j = max(at[b], key=lambda j: errors[b][j] - errors[a][j])
+                if errors[a][i] + errors[b][j] <= errors[b][i] + errors[a][j]:
+                    break
+                at[a].remove(i), at[b].remove(j)
+                at[a].append(j), at[b].append(i)
+        before, total = total, sum(errors[k][j] for k, neurons in enumerate(at) for j in neurons)
+    order = torch.tensor([int(j) for neurons in at for j in sorted(neurons)])
+    fitted |= {f"{prefix}gate_proj.weight": gate[order], f"{prefix}up_proj.weight": up[order]}
+    fitted[f"{prefix}down_proj.weight"] = down[:, order]
 
 
 def fit_what_it_writes(

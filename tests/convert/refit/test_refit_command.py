@@ -48,7 +48,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
         "convert", dense, "out", "--ladder-layers", "1-4", "--refit", text, "--refit-tokens", "6144", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^ +[123]  (?:attention|MLP) .*→", done.stderr, re.MULTILINE)) == 6
+    assert len(re.findall(r"^ +[123] (?:attention|MLP) .*→", done.stderr, re.MULTILINE)) == 6
     assert "Refitted in closed form on 6,144 tokens" in done.stdout
     assert re.search(r"That took \d+\.\d times as long as the original needs", done.stdout)
     assert (tmp_path / "out" / "config.json").is_file()
