@@ -2,14 +2,15 @@
 
 .venv/bin/python bench/quality.py             # every wiring below
 .venv/bin/python bench/quality.py ladder-15   # only those whose names begin so
+.venv/bin/python bench/quality.py --model small-llama   # of another model than SmolLM2 (bench/small_llama.py)
 
-What results/quality/measured.jsonl has of the refit as it is now is kept.
+What results/quality/measured.jsonl (or measured-small-llama.jsonl) has of the refit as it is now is kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import sysconfig
 import tempfile
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -30,7 +31,7 @@ from rewired.convert.refit.run import RECIPE
 from rewired.convert.refit.text import windows_of
 from rewired.evaluate.divergence import Divergence, divergence
 
-RESULT = Path(__file__).parents[1] / "results" / "quality" / "measured.jsonl"
+FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"
 WINDOWS = 8  # of 512 tokens, of each kind of text
 
@@ -43,7 +44,6 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "parallel": {"preset": "parallel"},
     "parallel-overlap": {"preset": "parallel", "overlap": True},
 }
-LAYERS = ("15-30", "0-30")
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -56,26 +56,34 @@ FITS: dict[str, RefitRequest | None] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[""])
+    parser.add_argument("--model", default=MODEL, help="a checkpoint; another one's rows go to a file of their own")
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    result = FOLDER / ("measured.jsonl" if args.model == MODEL else f"measured-{Path(args.model).name}.jsonl")
+    rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     known = {_name(row) for row in rows if row["fit"] == "converted" or row.get("recipe") == RECIPE}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
-        source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
+        source = convert(args.model, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = held_out(source)
-        for row in _rows():
-            if _name(row) not in known and _name(row).startswith(tuple(sys.argv[1:]) or ""):
+        for row in _rows(AutoConfig.from_pretrained(source).num_hidden_layers):
+            if _name(row) not in known and _name(row).startswith(tuple(args.names)):
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     _measure(row, source, Path(folder) / "model", texts)
+                with result.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
 
-def _rows() -> Iterator[dict[str, Any]]:
+def _rows(layers: int) -> Iterator[dict[str, Any]]:
+    """Of the upper half of so many layers, and of all."""
     for fit in FITS:
-        for layers in LAYERS:
+        for region in (f"{layers // 2}-{layers}", f"0-{layers}"):
             for wiring, entry in WIRINGS.items():
                 peeks = entry.get("peek") or entry["preset"] in ("desync", "partial")
                 if peeks or "calibrate" not in fit:
-                    yield {"wiring": wiring, "layers": layers, "fit": fit}
+                    yield {"wiring": wiring, "layers": region, "fit": fit}
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -92,8 +100,6 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     row["recipe"] = RECIPE if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
-    with RESULT.open("a") as file:
-        file.write(json.dumps(row) + "\n")
     print(_name(row), {name: round(found["kl"], 3) for name, found in row["on"].items()}, flush=True)
 
 
