@@ -33,7 +33,7 @@ from rewired.evaluate.divergence import Divergence, divergence
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"
-WINDOWS = 8  # of 512 tokens, of each kind of text
+WINDOWS = 32  # of 512 tokens, of each kind of text
 
 WIRINGS: dict[str, dict[str, Any]] = {
     "ladder": {"preset": "ladder"},
@@ -64,7 +64,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     result = FOLDER / ("measured.jsonl" if args.model == MODEL else f"measured-{Path(args.model).name}.jsonl")
     rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
-    known = {_name(row) for row in rows if row["fit"] == "converted" or row.get("recipe") == RECIPE}
+    known = {_name(row) for row in rows if is_current(row)}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
         source = convert(args.model, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = held_out(source)
@@ -86,6 +86,11 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
                     yield {"wiring": wiring, "layers": region, "fit": fit}
 
 
+def is_current(row: dict[str, Any]) -> bool:
+    """Whether the row is what would be measured now."""
+    return row.get("windows") == WINDOWS and (row["fit"] == "converted" or row.get("recipe") == RECIPE)
+
+
 def _name(row: dict[str, Any]) -> str:
     return f"{row['wiring']}-{row['layers']} {row['fit']}"
 
@@ -97,7 +102,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
-    row["recipe"] = RECIPE if done.refit else 0
+    row["recipe"], row["windows"] = RECIPE if done.refit else 0, WINDOWS
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
     print(_name(row), {name: round(found["kl"], 3) for name, found in row["on"].items()}, flush=True)

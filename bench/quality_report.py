@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from quality import WINDOWS
 
 from rewired.convert.refit.run import RECIPE
 
@@ -22,17 +23,17 @@ KINDS = ("prose", "chat", "code")
 
 def main() -> None:
     measured, selected, variants = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected", "variants"))
-    rows = list({(row["wiring"], row["layers"], row["fit"]): row for row in measured}.values())  # the newest of each
-    (FOLDER / "measured.md").write_text(table(rows))
-    frontier(rows, selected, FOLDER / "frontier.png")
+    for path in FOLDER.glob("measured*.jsonl"):
+        path.with_suffix(".md").write_text(table(_read(path)))
+    frontier(newest(measured), selected, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
     if variants:
         (FOLDER / "variants.md").write_text(variants_table(variants))
 
 
-def _is_current(row: dict[str, Any]) -> bool:
-    return row["fit"] == "converted" or row.get("recipe") == RECIPE
+def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({(row["wiring"], row["layers"], row["fit"]): row for row in rows}.values())
 
 
 def _read(path: Path) -> list[Any]:
@@ -59,18 +60,18 @@ def variants_table(rows: list[list[Any]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """KL of every row, and what the refit leaves of conversion's."""
-    converted = {(row["wiring"], row["layers"]): row for row in rows if row["fit"] == "converted"}
-    original = rows[0]["on"]
+    """KL of every row, and what the refit leaves of conversion's on the same windows."""
+    converted = {(row["wiring"], row["layers"], _windows(row)): row for row in rows if row["fit"] == "converted"}
+    original = rows[-1]["on"]
     lines = [
         "| layers | wiring | waited for | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
-        "| | original | 60 | original | 0 | 0 | 0 | "
+        "| | original | | original | 0 | 0 | 0 | "
         + " | ".join(f"{original[kind]['perplexity_original']:.1f}" for kind in KINDS)
         + " | |",
     ]
-    for row in sorted(rows, key=lambda row: (row["layers"], row["wiring"], row["fit"])):
-        before = converted.get((row["wiring"], row["layers"]))
+    for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
+        before = converted.get((row["wiring"], row["layers"], _windows(row)))
         kls = []
         for kind in KINDS:
             kl = row["on"][kind]["kl"]
@@ -81,13 +82,26 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["layers"],
             row["wiring"],
             str(row["exposed"]),
-            row["fit"] if _is_current(row) else f"{row['fit']} (recipe {row.get('recipe', 1)})",
+            row["fit"] + _mark(row),
             *kls,
             *perplexities,
             f"{row['passes']:g}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _windows(row: dict[str, Any]) -> int:
+    return int(row.get("windows", 8))
+
+
+def _mark(row: dict[str, Any]) -> str:
+    """What sets a row apart from those that would be measured now."""
+    recipe = 0 if row["fit"] == "converted" else row.get("recipe", 1)
+    told = [f"recipe {recipe}"] * (recipe not in (0, RECIPE)) + [f"{_windows(row)} windows"] * (
+        _windows(row) != WINDOWS
+    )
+    return f" ({', '.join(told)})" if told else ""
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
