@@ -55,6 +55,7 @@ class Outcome:
             f"alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; the original's is "
             f"{before.perplexity_original:.2f}.",
             *self._ridges(),
+            *self._placements(),
             f"That took {self.passes:.1f} times as long as the original needs for the same tokens.",
         ]
 
@@ -72,6 +73,15 @@ class Outcome:
             if counts[None]:
                 told[-1] += f", and {counts[None]} fits dropped"
         return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(told)}."]
+
+    def _placements(self) -> list[str]:
+        placed = sum(fit.placement is not None for fit in self.fits)
+        if not placed:
+            return []
+        return [
+            f"Neurons of {placed} MLPs moved to the shards that see what they read: a row of gate_proj or up_proj "
+            "there may be another neuron than in the original."
+        ]
 
     def record(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """For the config: what was done, and the `base` that has the weights from before."""

@@ -77,6 +77,7 @@ def test_the_record_says_where_the_original_is(refitted: Conversion, dense: Path
     assert "Refitted in closed form on 6,144 tokens" in card
     assert f"KL(original || this) {record['kl']:.3f}, and {record['kl_converted']:.3f} by conversion alone" in card
     assert "the weights are those of its source" not in card
+    assert "Neurons" not in card, "all shards of a ladder see the same"
     assert refitted.refit is not None
     inputs = [fit.input.ridges[0] for fit in refitted.refit.fits if fit.input]
     assert len(inputs) == 6
@@ -255,6 +256,8 @@ def test_gains_and_matrices_together(dense: Path, text: Path, tmp_path: Path) ->
     assert sum("_gain" in name for name in places) == 6
     assert {name for file in set(places.values()) for name in load_file(done.out / file)} == places.keys()
     assert {fit.gain is None for fit in done.refit.fits} == {False}
+    assert [fit.module for fit in done.refit.fits if fit.placement] == ["MLP"] * 3
+    assert "Neurons of 3 MLPs moved" in (done.out / "README.md").read_text()
 
 
 def test_a_token_whose_embedding_is_zero_does_no_harm(request_of: Request, tmp_path: Path) -> None:
