@@ -27,7 +27,7 @@ def describe(stage: Stage, title: str) -> str:
     recipe, config = stage.recipe, stage.config
     model = outline(recipe)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        tokenizer = AutoTokenizer.from_pretrained(find_source(recipe.model).preview(Path(scratch)))
+        tokenizer = AutoTokenizer.from_pretrained(find_source(recipe.model).tokenizer(Path(scratch)))
         data = corpus.load(recipe, config, tokenizer)
     lines = [title] if title else []
     lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]

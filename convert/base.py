@@ -15,7 +15,7 @@ from .checkpoint import Checkpoint
 
 def record(source: Source, folder: Path, revision: str | None = None) -> dict[str, Any]:
     """What identifies `source`, whose checkpoint is in `folder`: path or id, revision, its files' SHA-256."""
-    located = source.locate(True)
+    located = source.locate("checkpoint")
     is_snapshot = folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
     weights = [located] if located.is_file() else Checkpoint.open(folder).weight_files()
     return {
@@ -32,7 +32,7 @@ def find(base: Mapping[str, Any], made: Path) -> Path:
     problem = ""
     for candidate in (name, *shorts):
         try:
-            located = find_source(candidate, revision).locate(True)
+            located = find_source(candidate, revision).locate("checkpoint")
             changed = _changed(base["weights"], located)
             if not changed:
                 return checkpoint_folder(candidate, revision)

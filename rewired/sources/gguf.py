@@ -31,6 +31,14 @@ def read_config(path: Path, folder: Path) -> Path:
     return folder
 
 
+def read_tokenizer(path: Path, folder: Path) -> Path:
+    """Write only the tokenizer of the GGUF model at `path`, whose config could be read, into `folder`."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    return folder
+
+
 def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """Write the GGUF model at `path` into `folder` as safetensors with its tokenizer; bfloat16 unless told otherwise.
 
@@ -38,7 +46,7 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """
     _load_config(path)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     here, name = path.parent, path.name
     model = AutoModelForCausalLM.from_pretrained(
@@ -48,7 +56,7 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
         quantization_config=GgufConfig(dequantize=True),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    AutoTokenizer.from_pretrained(here, gguf_file=name).save_pretrained(folder)
+    read_tokenizer(path, folder)
     model.save_pretrained(folder)
     readable = (folder / "config.json").stat().st_mode
     for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner reads

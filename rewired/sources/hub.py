@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,13 @@ COMPANION_FILES = (
     "NOTICE*",
 )
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+
+Part = Literal["config", "tokenizer", "checkpoint"]
+_FILES = {
+    "config": ("config.json", _WEIGHTS[1]),
+    "tokenizer": ("config.json", *COMPANION_FILES),
+    "checkpoint": ("config.json", "README.md", *_WEIGHTS, *COMPANION_FILES),
+}
 
 # official ids by the names people use
 SHORT_NAMES = {
@@ -56,27 +63,21 @@ class HubUnreachableError(ValueError):
     """No answer from the hub; whoever has another source for the model can turn to it."""
 
 
-def fetch_config(repo: str, revision: str | None) -> Path:
-    """A folder with the repository's config.json and, if it has one, its weight index. Raises ValueError."""
+def fetch(repo: str, revision: str | None, part: Part) -> Path:
+    """A folder with that part of the repository, and its config.json; what an earlier run got is kept.
+
+    Raises ValueError.
+    """
     from huggingface_hub import snapshot_download
 
-    return _ask(
-        repo, revision, lambda: snapshot_download(repo, revision=revision, allow_patterns=["config.json", _WEIGHTS[1]])
-    )
-
-
-def fetch_checkpoint(repo: str, revision: str | None) -> Path:
-    """A folder with weights, config, tokenizer and the rest; what an earlier run got is kept. Raises ValueError."""
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", "README.md", *_WEIGHTS, *COMPANION_FILES]
+    patterns = list(_FILES[part])
     folder = _ask(repo, revision, lambda: snapshot_download(repo, revision=revision, allow_patterns=patterns))
-    if not any(folder.glob(_WEIGHTS[0])):
+    if part == "checkpoint" and not any(folder.glob(_WEIGHTS[0])):
         raise ValueError(
             f"{repo} holds no safetensors weights; pickled ones can run any code when they are loaded and are not "
             "fetched. Take a revision that has safetensors (--revision), or convert them to safetensors yourself."
         )
-    return folder
+    return Path(folder)
 
 
 def push(folder: Path, repo: str) -> str:

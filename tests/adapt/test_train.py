@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.cli import main
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
 from rewired.adapt.recipe import Recipe, read
@@ -29,19 +28,11 @@ from rewired.adapt.trainable import choose
 from rewired.convert import RefitRequest, Request, convert
 from tests.convert.checkpoints import run
 
-from .world import LADDER, conversations, logits_of, write_recipe, write_rows
+from .world import LADDER, command, conversations, logits_of, write_recipe, write_rows
 
 
 def train(path: Path, resume: bool = False, **keys: Any) -> Path:
     return adapt(read(write_recipe(path, **keys), []), resume)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
-    """The exit status of the command `adapt`, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["adapt", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -273,21 +264,6 @@ def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) 
     train(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match="--resume"):
         train(tmp_path / "r.yaml", **keys)
-
-
-def test_a_dry_run_tells_and_writes_nothing(
-    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = write_recipe(tmp_path / "r.yaml", **keys)
-    monkeypatch.chdir(tmp_path)
-    convert(keys["model"], request=Request(LADDER))  # under the name that this conversion has by default
-    assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
-    per_layer = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
-    told = capsys.readouterr().out
-    trained = f"rewired of layers 2-4, {2 * per_layer:,} of"
-    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 0.00 GB"):
-        assert part in told, part
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

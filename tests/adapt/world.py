@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from transformers import LlamaForCausalLM
 
+from rewired.adapt.cli import main
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
 
@@ -69,6 +72,14 @@ def write_recipe(path: Path, **keys: Any) -> Path:
     }
     path.write_text(yaml.safe_dump({key: value for key, value in (short | keys).items() if value is not None}))
     return path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
+    """The exit status of the command `adapt`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["adapt", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
 def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:

@@ -84,11 +84,11 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"])
 def test_a_repository_comes_through_the_hub_s_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch_checkpoint(repo: str, revision: str | None) -> Path:
-        assert (repo, revision) == ("meta-llama/Llama-3.1-8B", "main")
+    def fetch(repo: str, revision: str | None, part: str) -> Path:
+        assert (repo, revision, part) == ("meta-llama/Llama-3.1-8B", "main", "checkpoint")
         return tmp_path
 
-    monkeypatch.setattr(hub, "fetch_checkpoint", fetch_checkpoint)
+    monkeypatch.setattr(hub, "fetch", fetch)
     (tmp_path / "config.json").write_text("{}")
     assert checkpoint_folder(name, "main") == tmp_path
 

@@ -1,0 +1,67 @@
+"""`adapt --dry-run` tells what would be trained, of a model from wherever one may come, and fetches no weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewired.convert import Request, convert
+from rewired.sources import find_source
+from tests.convert.checkpoints import run
+from tests.convert.hub_server import HubServer
+
+from .world import LADDER, command, write_recipe
+
+PER_LAYER = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
+
+
+@pytest.fixture
+def keys(rows: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "wiring": LADDER,
+        "train": "rewired",
+        "ce_weight": 0.0,
+        "kd_weight": 1.0,
+        "tp_shards": 4,
+        "datasets": [str(rows)],
+        "output_dir": str(tmp_path / "out"),
+    }
+
+
+def test_it_tells_and_writes_nothing(
+    keys: dict[str, Any],
+    dense: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", model=str(dense), **keys)
+    monkeypatch.chdir(tmp_path)
+    convert(dense, request=Request(LADDER))  # under the name that this conversion has by default
+    assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
+    told = capsys.readouterr().out
+    trained = f"rewired of layers 2-4, {2 * PER_LAYER:,} of"
+    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 0.00 GB"):
+        assert part in told, part
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_a_model_on_the_hub_it_fetches_no_weights(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", model="org/chat", **keys)
+    with HubServer({"org/chat": dense}) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        done = run("adapt", recipe, "--dry-run", cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "40 rows" in done.stdout
+    asked = {path.rsplit("/", 1)[-1] for _, path, _, _ in hub.requests}
+    assert "tokenizer.json" in asked
+    assert not {name for name in asked if name.endswith(".safetensors")}
+
+
+def test_the_tokenizer_of_a_gguf_file_comes_without_its_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
+    folder = find_source(str(smollm2_gguf)).tokenizer(tmp_path)
+    assert "<|im_start|>" in (folder / "chat_template.jinja").read_text()
+    assert (folder / "tokenizer.json").is_file()
+    assert not list(folder.glob("*.safetensors"))
