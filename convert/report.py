@@ -58,10 +58,8 @@ class FitTable:
         """Layer number `layer` of `layers` is done."""
         self.progress.update(self.task, total=layers, completed=layer + 1)
         for fit in fits:
-            cells = (
-                "" if errors is None else _errors(errors) for errors in (fit.gain, fit.input, fit.placement, fit.output)
-            )
-            self._print(str(fit.layer), fit.module, *cells)
+            parts = (fit.gain, fit.input, fit.placement, fit.output)
+            self._print(str(fit.layer), fit.module, *("" if errors is None else _errors(errors) for errors in parts))
 
     def _print(self, layer: str, module: str, *cells: str) -> None:
         self.progress.console.print(f"{layer:>5} {module:<9}", *(f"{cell:<15}" for cell in cells), highlight=False)
