@@ -88,7 +88,7 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
 
 def is_current(row: dict[str, Any]) -> bool:
     """Whether the row is what would be measured now."""
-    return row.get("windows") == WINDOWS and (row["fit"] == "converted" or row.get("recipe") == RECIPE)
+    return row["windows"] == WINDOWS and (row["fit"] == "converted" or row["recipe"] == RECIPE)
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def variants_table(rows: list[list[Any]]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """KL of every row, and what the refit leaves of conversion's on the same windows."""
-    converted = {(row["wiring"], row["layers"], _windows(row)): row for row in rows if row["fit"] == "converted"}
+    converted = {(row["wiring"], row["layers"], row["windows"]): row for row in rows if row["fit"] == "converted"}
     original = rows[-1]["on"]
     lines = [
         "| layers | wiring | waited for | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
@@ -71,7 +71,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         + " | |",
     ]
     for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
-        before = converted.get((row["wiring"], row["layers"], _windows(row)))
+        before = converted.get((row["wiring"], row["layers"], row["windows"]))
         kls = []
         for kind in KINDS:
             kl = row["on"][kind]["kl"]
@@ -91,16 +91,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _windows(row: dict[str, Any]) -> int:
-    return int(row.get("windows", 8))
-
-
 def _mark(row: dict[str, Any]) -> str:
     """What sets a row apart from those that would be measured now."""
-    recipe = 0 if row["fit"] == "converted" else row.get("recipe", 1)
-    told = [f"recipe {recipe}"] * (recipe not in (0, RECIPE)) + [f"{_windows(row)} windows"] * (
-        _windows(row) != WINDOWS
-    )
+    told = [f"recipe {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
+    if row["windows"] != WINDOWS:
+        told.append(f"{row['windows']} windows")
     return f" ({', '.join(told)})" if told else ""
 
 
