@@ -55,7 +55,7 @@ class Corpus:
 
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     """Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number."""
-    encoder = Encoder.of(tokenizer)
+    encoder = Encoder.of(tokenizer, config.assistant_only_loss)
     parts, held_out = [], list[Any]()
     notes, tallies = list[str](), list[Tally]()
     for number, source in enumerate(recipe.mix):

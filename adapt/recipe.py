@@ -170,8 +170,11 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
             raise ValueError(
                 f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
             )
-    # every parameter that is trained is used in every step
-    defaults: dict[str, Any] = {"output_dir": f"out/{path.stem}", "ddp_find_unused_parameters": False}
+    defaults: dict[str, Any] = {
+        "output_dir": f"out/{path.stem}",
+        "assistant_only_loss": True,
+        "ddp_find_unused_parameters": False,  # every parameter that is trained is used in every step
+    }
     if "gradient_checkpointing" not in [*content, *given]:
         defaults["activation_checkpointing"] = True  # TRL's default, by its new name
     if not torch.cuda.is_available():

@@ -36,11 +36,14 @@ class Encoder:
 
     tokenizer: Any
     template: str | None
+    assistant_only: bool  # of conversations; all of a text is learnt
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Encoder:
-        """Raises ValueError for a chat template of which no training template is known."""
-        return cls(tokenizer, training_template(tokenizer) if tokenizer.chat_template else None)
+    def of(cls, tokenizer: Any, assistant_only: bool = True) -> Encoder:
+        """Raises ValueError where only the assistant is to be learnt, and no training template is known."""
+        if assistant_only and tokenizer.chat_template:
+            return cls(tokenizer, training_template(tokenizer), True)
+        return cls(tokenizer, tokenizer.chat_template and tokenizer.get_chat_template(), assistant_only)
 
     def encode(self, document: Document, where: str) -> dict[str, list[int]]:
         """`input_ids` and `labels`. Raises ValueError, which says `where`, for what the template does not take."""
@@ -57,11 +60,14 @@ class Encoder:
                 chat_template=self.template,
                 date_string=DAY,
                 return_dict=True,
-                return_assistant_tokens_mask=True,
+                return_assistant_tokens_mask=self.assistant_only,
             )
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
-        ids, marks = found["input_ids"], found["assistant_masks"]
+        ids = found["input_ids"]
+        if not self.assistant_only:
+            return {"input_ids": ids, "labels": ids}
+        marks = found["assistant_masks"]
         return {
             "input_ids": ids,
             "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],
@@ -91,7 +97,7 @@ def training_template(tokenizer: Any) -> str:
             return candidate
     raise ValueError(
         "No training template is known that writes what this tokenizer's chat template does: give one that marks the "
-        "assistant's turns with {% generation %} by chat_template_path."
+        "assistant's turns with {% generation %} by chat_template_path, or learn all by assistant_only_loss: false."
     )
 
 

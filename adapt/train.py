@@ -135,6 +135,7 @@ def make_trainer(
 ) -> AdaptTrainer:
     """All that a training needs, put together."""
     config.output_dir = str(folder)
+    config.assistant_only_loss = False  # the labels say what is learnt
     set_seed(config.seed)  # LoRA's matrices are drawn before the trainer does so
     model = load_model(recipe, config, start)
     student = _bare(model)

@@ -81,6 +81,14 @@ def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(mode
     assert all(label in (token, IGNORED) for token, label in zip(found["input_ids"], found["labels"], strict=True))
 
 
+@pytest.mark.parametrize("template", [SMOLLM2, "{% for m in messages %}{{ m.role }} says {{ m.content }}{% endfor %}"])
+def test_all_turns_are_learnt_where_that_is_asked_for_with_any_template(template: str) -> None:
+    tokens, document = made(template), conversation("s", [("a", "b")])
+    found = Encoder.of(tokens, assistant_only=False).encode(document, "row 1")
+    assert found["labels"] == found["input_ids"]
+    assert tokens.decode(found["input_ids"]) == tokens.apply_chat_template(document, tokenize=False)
+
+
 def test_a_text_is_learnt_whole_and_ends() -> None:
     tokens = made(CHATML)
     found = Encoder.of(tokens).encode("some text", "row 1")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.distillation import add_losses
@@ -295,6 +295,21 @@ def test_bad_input_is_one_sentence(
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "did you mean 'kd_weight'" in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("assistant_only", [None, True, False])
+def test_the_assistant_only_is_learnt_unless_the_recipe_says_otherwise(
+    assistant_only: bool | None, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": "a" * 20}, {"role": "assistant", "content": "b"}]}] * 20
+    keys["datasets"] = [str(write_rows(tmp_path / "rows.jsonl", rows))]
+    keys |= {"kd_weight": 0.0, "ce_weight": 1.0, "max_steps": 60, "learning_rate": 1e-2}
+    made = train(tmp_path / "r.yaml", **keys, assistant_only_loss=assistant_only)
+    told = AutoTokenizer.from_pretrained(made).apply_chat_template(rows[0]["messages"], return_tensors="pt")
+    ids = told["input_ids"]
+    asked = (ids[0] == ids[0].mode().values).nonzero()[1:, 0]  # the a's after the first one
+    guesses = AutoModelForCausalLM.from_pretrained(made)(ids).logits[0, asked - 1].argmax(-1)
+    assert (guesses == ids[0, asked]).all() == (assistant_only is False)
 
 
 def test_a_bad_row_stops_before_anything_is_trained(keys: dict[str, Any], tmp_path: Path) -> None:
