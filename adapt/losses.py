@@ -6,6 +6,7 @@ chunk's gradient is taken while its logits are there, as fused losses do; nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +16,28 @@ from torch.nn.functional import linear, log_softmax
 
 _CHUNK_BYTES = 1 << 28  # of one float32 tensor of logits
 
-Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # log-probabilities [n, V] of teacher, student -> [n]
+# of log-probabilities [n, V] of teacher and student: itself [n], and its gradient by the student's logits [n, V]
+Divergence = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(teacher || student): the student covers all that the teacher does."""
-    return (teacher.exp() * (teacher - student)).sum(-1)
+    wanted = teacher.exp()
+    return (wanted * (teacher - student)).sum(-1), student.exp().sub_(wanted)
 
 
-def reverse_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+def reverse_kl(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(student || teacher): the student keeps to what the teacher finds likely."""
-    return forward_kl(student, teacher)
+    own, apart = student.exp(), student - teacher
+    divergence = (own * apart).sum(-1)
+    return divergence, own.mul_(apart.sub_(divergence[:, None]))
 
 
-def jsd(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+def jsd(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The Jensen-Shannon divergence: the mean of both KLs to the mean of both distributions."""
-    mean = torch.logaddexp(teacher, student) - torch.log(torch.tensor(2.0))
-    return (forward_kl(teacher, mean) + forward_kl(student, mean)) / 2
+    mean = torch.logaddexp(teacher, student).sub_(math.log(2))
+    of_student, gradient = reverse_kl(mean, student)  # the mean's own part of the gradient is nothing
+    return ((teacher.exp() * (teacher - mean)).sum(-1) + of_student) / 2, gradient.div_(2)
 
 
 DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
@@ -101,18 +107,13 @@ class _Chunked(torch.autograd.Function):
             wanted = None
             if teacher_states is not None and teacher_head is not None:
                 wanted = linear(teacher_states[rows], teacher_head).float()
-            with torch.enable_grad():
-                states = hidden_states[rows].detach().requires_grad_(needs_states)
-                weight = head.detach().requires_grad_(needs_head)
-                parts = _of_chunk(loss, linear(states, weight).float(), labels[rows], wanted)
-            sums += torch.stack([part.detach() for part in parts])
-            asked = [tensor for tensor in (states, weight) if tensor.requires_grad]
-            if asked:
-                grads = list(torch.autograd.grad(parts[0], asked))
-                if states_grad is not None:
-                    states_grad[rows] = grads.pop(0)
-                if head_grad is not None:
-                    head_grad += grads.pop(0)
+            gradient, parts = _of_chunk(loss, linear(hidden_states[rows], head).float(), labels[rows], wanted)
+            sums += parts
+            gradient = gradient.to(head.dtype)
+            if states_grad is not None:
+                states_grad[rows] = gradient @ head
+            if head_grad is not None:
+                head_grad += gradient.T @ hidden_states[rows]
         ctx.save_for_backward(states_grad, None if head_grad is None else head_grad.to(ctx.head_dtype))
         total, ce, kd = sums.unbind()
         ctx.mark_non_differentiable(ce, kd)
@@ -134,13 +135,18 @@ def _cast(tensor: torch.Tensor | None) -> Any:
 
 def _of_chunk(
     loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Total, cross-entropy and divergence of a chunk's float32 logits, [n, V]."""
-    log_probs = log_softmax(logits, -1)
-    ce = -log_probs.gather(1, labels[:, None]).sum()
-    kd = ce.new_zeros(())
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a chunk's float32 logits [n, V]: the loss's gradient by them, and total, cross-entropy and divergence."""
+    log_probs, labels = log_softmax(logits, -1), labels[:, None]
+    ce = -log_probs.gather(1, labels).sum()
+    kd, gradient = ce.new_zeros(()), torch.zeros_like(logits)
+    if loss.ce:
+        gradient.add_(log_probs.exp(), alpha=loss.ce)
+        gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, -loss.ce))
     if loss.kd and wanted is not None:
         t = loss.temperature
         student = log_probs if t == 1 else log_softmax(logits / t, -1)
-        kd = t * t * DIVERGENCES[loss.divergence](log_softmax(wanted / t, -1), student).sum()
-    return loss.ce * ce + loss.kd * kd, ce, kd
+        divergences, slope = DIVERGENCES[loss.divergence](log_softmax(wanted if t == 1 else wanted / t, -1), student)
+        kd = t * t * divergences.sum()
+        gradient.add_(slope, alpha=loss.kd * t)
+    return gradient, torch.stack([loss.ce * ce + loss.kd * kd, ce, kd])

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.refit.run import RECIPE
 from rewired.convert.select import SelectRequest, select
+from rewired.sources import checkpoint_folder
 
 RESULT = Path(__file__).parents[1] / "results" / "quality" / "selected.jsonl"
 TOKENS = 32_768
@@ -38,7 +39,7 @@ def main() -> None:
     rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
     known = {tuple(row[:2]) for row in rows if row[-1] == RECIPE}
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
-        source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
+        source = checkpoint_folder(MODEL)
         texts = held_out(source)
         for name, request in REQUESTS.items():
             wanted = [which for which in ("chosen", "last") if (name, which) not in known]
