@@ -29,7 +29,7 @@ RESULT = REPO / "results" / "adapt-smollm2" / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROWS = [str(REPO / ".instruct" / name) for name in ("sharegpt.jsonl", "natural_instructions.jsonl")]
-SFT = {"refit": "none", "ce_weight": 1.0, "kd_weight": 0.0}
+SFT = {"refit": "none", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
     "SFT": SFT,
