@@ -14,8 +14,9 @@ import json
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,26 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
 
 
 def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
-    first, second = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (original, other)
-    )
+    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
     return {
-        name: divergence(lambda ids: first(ids).logits, lambda ids: second(ids).logits, windows)
-        for name, windows in texts.items()
+        name: divergence(_original(original), lambda ids: model(ids).logits, windows) for name, windows in texts.items()
     }
+
+
+@cache
+def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From input_ids to logits; what is before the head is computed once for each window."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    states = dict[bytes, torch.Tensor]()
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        key = ids.numpy().tobytes()
+        if key not in states:
+            states[key] = model.model(ids).last_hidden_state
+        found: torch.Tensor = model.lm_head(states[key])
+        return found
+
+    return logits
 
 
 def held_out(source: Path) -> dict[str, torch.Tensor]:
