@@ -12,20 +12,23 @@ a killed run goes on where it was.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from quality import MODEL, WIRINGS, compare, held_out, told
+from quality import KINDS, MODEL, WIRINGS, compare, held_out, told
 from transformers.utils import logging
 
 from rewired.adapt.recipe import read
+from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
 
 REPO = Path(__file__).parents[1]
-RESULT = REPO / "results" / "adapt-smollm2" / "measured.jsonl"
+FOLDER = REPO / "results" / "adapt-smollm2"
+RESULT = FOLDER / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROWS = [str(REPO / ".instruct" / name) for name in ("sharegpt.jsonl", "natural_instructions.jsonl")]
@@ -40,8 +43,8 @@ TRAININGS: dict[str, dict[str, Any] | None] = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    known = {json.loads(line)["name"] for line in RESULT.read_text().splitlines()} if RESULT.exists() else set()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    known = {row["name"] for row in rows()}
     with tempfile.TemporaryDirectory(prefix="rewired-adapt-") as scratch:
         standard = [{"layers": "0-", "preset": "standard"}]
         source = convert(MODEL, Path(scratch) / "source", Request(standard)).out
@@ -51,9 +54,37 @@ def main() -> None:
                 continue
             model = _made(name, wiring, training, Path(scratch))
             found = {kind: told(one) for kind, one in compare(source, model, texts).items()}
+            tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
+            row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": found}
             with RESULT.open("a") as file:
-                file.write(json.dumps({"name": name, "wiring": wiring, "training": training, "on": found}) + "\n")
+                file.write(json.dumps(row) + "\n")
+            (FOLDER / "measured.md").write_text(table())
+            if training is not None:
+                shutil.copy(model / "curves.png", FOLDER / f"{_file_name(name)}.png")
             print(name, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+
+
+def table() -> str:
+    """What is measured so far, in the order of `runs`."""
+    measured = {row["name"]: row for row in rows()}
+    lines = [
+        "| training | tokens | KL prose | chat | code | perplexity prose | chat | code |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    if measured:
+        on = rows()[-1]["on"]
+        originals = [f"{on[kind]['perplexity_original']:.1f}" for kind in KINDS]
+        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals])} |")
+    for name in (name for name, *_ in runs() if name in measured):
+        on = [measured[name]["on"][kind] for kind in KINDS]
+        kls = [f"{one['kl']:.3f} ± {one['kl_standard_error']:.3f}" for one in on]
+        perplexities = [f"{one['perplexity']:.1f}" for one in on]
+        lines.append(f"| {' | '.join([name, format(measured[name]['tokens'], ','), *kls, *perplexities])} |")
+    return "\n".join(lines) + "\n"
 
 
 def runs() -> list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]]:
@@ -73,9 +104,13 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
     """The folder of the trained model, or of the one that is converted only."""
     if training is None:
         return convert(MODEL, scratch / name, Request(wiring)).out
-    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / name.replace(", ", "-").replace(" ", "-"))}
+    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name))}
     flags = [part for key, value in (keys | training).items() for part in (f"--{key}", _written(value))]
     return adapt(read(RECIPE, flags), resume=True)
+
+
+def _file_name(name: str) -> str:
+    return name.replace(", ", "-").replace(" + ", "-").replace(" ", "-")
 
 
 def _written(value: Any) -> str:

@@ -34,6 +34,7 @@ from rewired.evaluate.divergence import Divergence, divergence
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"
+KINDS = ("prose", "chat", "code")
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
 WIRINGS: dict[str, dict[str, Any]] = {

@@ -13,12 +13,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import WINDOWS
+from quality import KINDS, WINDOWS
 
 from rewired.convert.refit.run import RECIPE
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
-KINDS = ("prose", "chat", "code")
 
 
 def main() -> None:
