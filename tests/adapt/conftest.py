@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .world import conversations, make_chat, write_rows
+from .world import LADDER, conversations, make_chat, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +24,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What datasets keeps of an earlier run must not answer for this one."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+
+
+@pytest.fixture
+def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
+    """A distillation of a ladder."""
+    return {
+        "model": str(dense),
+        "wiring": LADDER,
+        "refit": "none",
+        "datasets": [str(rows)],
+        "train": "rewired",
+        "ce_weight": 0.0,
+        "kd_weight": 1.0,
+        "output_dir": str(tmp_path / "out"),
+    }

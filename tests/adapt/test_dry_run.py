@@ -17,19 +17,6 @@ from .world import LADDER, command, write_recipe
 PER_LAYER = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
 
 
-@pytest.fixture
-def keys(rows: Path, tmp_path: Path) -> dict[str, Any]:
-    return {
-        "wiring": LADDER,
-        "train": "rewired",
-        "ce_weight": 0.0,
-        "kd_weight": 1.0,
-        "tp_shards": 4,
-        "datasets": [str(rows)],
-        "output_dir": str(tmp_path / "out"),
-    }
-
-
 def test_it_tells_and_writes_nothing(
     keys: dict[str, Any],
     dense: Path,
@@ -37,7 +24,7 @@ def test_it_tells_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    recipe = write_recipe(tmp_path / "r.yaml", model=str(dense), **keys)
+    recipe = write_recipe(tmp_path / "r.yaml", **keys)
     monkeypatch.chdir(tmp_path)
     convert(dense, request=Request(LADDER))  # under the name that this conversion has by default
     assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
@@ -49,7 +36,7 @@ def test_it_tells_and_writes_nothing(
 
 
 def test_of_a_model_on_the_hub_it_fetches_no_weights(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "r.yaml", model="org/chat", **keys)
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | {"model": "org/chat"})
     with HubServer({"org/chat": dense}) as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         done = run("adapt", recipe, "--dry-run", cwd=tmp_path, **environment)

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from rewired.adapt.cli import main
+from rewired.adapt.recipe import read
+from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
 
@@ -80,6 +83,18 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
     with pytest.raises(SystemExit) as ended:
         main()
     return ended.value.code
+
+
+def train(path: Path, resume: bool = False, **keys: Any) -> Path:
+    return adapt(read(write_recipe(path, **keys), []), resume)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    return [entry[name] for entry in json.loads((folder / "training.json").read_text()) if name in entry]
 
 
 def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,107 @@
+"""A training that was cut off goes on as if it had not been: the same losses, the same rows, the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.convert.checkpoints import run
+
+from .world import conversations, logged, train, weights, write_recipe, write_rows
+
+SFT = pytest.param({"ce_weight": 1.0, "kd_weight": 0.0}, marks=pytest.mark.slow, id="SFT")
+
+
+@pytest.mark.parametrize("weights_of_loss", [pytest.param({"kd_weight": 1.0}, id="distillation"), SFT])
+def test_a_training_that_is_gone_on_with_is_the_same(
+    weights_of_loss: dict[str, float], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bit for bit: the losses, the order of data, the weights."""
+    keys = keys | weights_of_loss | {"max_steps": 6, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    cut = tmp_path / "cut"
+    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
+    for lost in ("final", "checkpoint-6", "checkpoint-4"):
+        shutil.rmtree(cut / lost)
+    (cut / ".saving" / "checkpoint-4").mkdir(parents=True, exist_ok=True)  # as a kill while saving leaves it
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(cut)})
+    assert logged(again, "loss") == logged(whole, "loss")
+    assert logged(again, "num_tokens") == logged(whole, "num_tokens")
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("logs", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_training_that_was_killed_before_its_model_was_written_takes_no_step_more(
+    logs: int, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """And counts the tokens of steps that were not logged."""
+    keys |= {"max_steps": 6, "lr_scheduler_type": "constant", "logging_steps": logs, "save_steps": 3}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    cut = tmp_path / "cut"
+    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
+    for lost in ([], ["checkpoint-6"]):
+        for name in ["final", *lost]:
+            shutil.rmtree(cut / name)
+        again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(cut)})
+        first, second = weights(whole), weights(again)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        records = [json.loads((folder / "config.json").read_text())["adapted"] for folder in (whole, again)]
+        assert records[0] == records[1]
+
+
+def test_another_recipe_is_not_gone_on_with(keys: dict[str, Any], tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys)
+    shutil.rmtree(made)
+    with pytest.raises(ValueError, match="begun with another wiring"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys = keys | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
+    whole = train(tmp_path / "whole.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    recipe = write_recipe(tmp_path / "cut.yaml", **keys | {"output_dir": str(tmp_path / "cut")})
+    command = [str(Path(sys.executable).parent / "adapt"), str(recipe)]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cut").glob("checkpoint-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    assert not (tmp_path / "cut" / "final").exists(), "it was killed in time"
+    done = run("adapt", recipe, "--resume", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    first, second = weights(whole), weights(tmp_path / "cut" / "final")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, Any], tmp_path: Path) -> None:
+    rows = conversations(60)
+    rows[1] = {"conversations": []}
+    keys |= {"streaming": True, "skip_bad": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))]}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for lost in ("final", "checkpoint-4"):
+        shutil.rmtree(tmp_path / "cut" / lost)
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "cut")})
+    assert logged(again, "loss") == logged(whole, "loss")
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
+
+
+def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) -> None:
+    train(tmp_path / "r.yaml", **keys)
+    with pytest.raises(ValueError, match="--resume"):
+        train(tmp_path / "r.yaml", **keys)
