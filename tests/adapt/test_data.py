@@ -23,7 +23,9 @@ from .world import CHATML, conversations, write_rows
 def load(*datasets: Any, longest: int | None = None, **keys: Any) -> corpus.Corpus:
     tokens = tokenizer()
     tokens.chat_template = CHATML
-    config = SFTConfig(output_dir="unused", max_length=longest, use_cpu=True, bf16=False, seed=3)
+    config = SFTConfig(
+        output_dir="unused", max_length=longest, assistant_only_loss=True, use_cpu=True, bf16=False, seed=3
+    )
     recipe = Recipe(model="unused", datasets=list(datasets), **{"held_out": 0} | keys)
     return corpus.load(recipe, config, tokens)
 
