@@ -65,7 +65,7 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
         raise ValueError(f"{path} holds no data: {', '.join(_READERS)} files are read.")
     if path.exists():
         return [(str(file), _read_file(file, streaming)) for file in files]
-    if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")):
+    if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")) or path.suffix in _READERS:
         raise ValueError(f"There is no {source.path}: name a file, a folder, or a dataset on the hub (owner/name).")
     options: dict[str, Any] = {"split": source.split, "streaming": streaming}
     return [(source.path, _read(source.path, lambda: datasets.load_dataset(source.path, source.name, **options)))]

@@ -220,6 +220,8 @@ def test_a_mended_file_is_read_anew(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"There is no .*nowhere"):
         load(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"There is no instruct/rows.jsonl"):  # which is no repository's name
+        load("instruct/rows.jsonl")
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows.csv is no data that is read"):
         load(str(tmp_path / "rows.csv"))
