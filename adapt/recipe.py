@@ -232,4 +232,4 @@ class _Parser(TrlParser):
     """TrlParser, which says what is wrong instead of ending the program."""
 
     def error(self, message: str) -> Any:
-        raise ValueError(f"{message[0].upper()}{message[1:]}.")
+        raise ValueError(f"{message[0].upper()}{message[1:].rstrip('.')}.")
