@@ -65,9 +65,7 @@ class Encoder:
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
         ids = found["input_ids"]
-        if not self.assistant_only:
-            return {"input_ids": ids, "labels": ids}
-        marks = found["assistant_masks"]
+        marks = found["assistant_masks"] if self.assistant_only else [1] * len(ids)
         return {
             "input_ids": ids,
             "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],

@@ -24,8 +24,6 @@ from .world import make_rewired
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WIRING = [{"layers": "1-2", "preset": "desync", "every": 2}, {"layers": "2-4", "preset": "ladder", "peek": True}]
-
-
 STEPS, ROWS = 50, 4
 
 
