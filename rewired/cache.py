@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+_SMALL = 2**24  # bytes that are hashed in no time
+
 
 def cache_folder() -> Path:
     """$REWIRED_CACHE or, without it, `rewired` in the user's folder for caches; it need not exist yet."""
@@ -33,16 +35,23 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 
 def digest(file: Path) -> str:
-    """A file's SHA-256, computed once as long as it does not change, and once for all hard links to it."""
+    """A file's SHA-256; a big one's computed once as long as it does not change, and once for all hard links to it."""
     stat = file.stat()
+    if stat.st_size < _SMALL:
+        return sha256(file)
     known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
     if known.is_file():
         return known.read_text()
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    found = sha256(file)
     known.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
         written = Path(scratch) / known.name
         written.write_text(found)
         written.replace(known)
     return found
+
+
+def sha256(file: Path) -> str:
+    """Of a file, in hex."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

