@@ -21,14 +21,14 @@ FOLDER = Path(__file__).parents[1] / "results" / "quality"
 
 
 def main() -> None:
-    measured, selected, variants = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected", "variants"))
+    measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
     for path in FOLDER.glob("measured*.jsonl"):
         path.with_suffix(".md").write_text(table(_read(path)))
+    for path in FOLDER.glob("variants*.jsonl"):
+        path.with_suffix(".md").write_text(variants_table(_read(path)))
     frontier(newest(measured), selected, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
-    if variants:
-        (FOLDER / "variants.md").write_text(variants_table(variants))
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
