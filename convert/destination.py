@@ -14,8 +14,7 @@ _CHUNK = 16 << 20  # bytes copied at a time
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
     """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
-    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
-        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
+    check_keeps_source(out, source)
     if not (out.exists() or out.is_symlink()):
         return
     if not force:
@@ -23,6 +22,12 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
     is_checkpoint = out.is_dir() and not out.is_symlink() and ((out / "config.json").exists() or not any(out.iterdir()))
     if not is_checkpoint:
         raise ValueError(f"{out} is no checkpoint folder, and --force replaces nothing else: choose another name.")
+
+
+def check_keeps_source(out: Path, source: Path | None) -> None:
+    """Raise ValueError if `out` is or holds the source."""
+    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
 
 
 @contextmanager

@@ -34,6 +34,8 @@ from .scorer import OnScore, Scorer
 from .scores import Kept, Measured
 from .wirings import NAMES, entries, exposed, exposures, last, least_exposed
 
+_FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
+
 OnLayer = Callable[[str, int, int], None]  # hears of a candidate that is refitted, the layer done, how many there are
 
 
@@ -90,7 +92,7 @@ def select(
     _check(request)
     found = find_source(source, revision)
     target = Path(out) if out else Path(_default_name(found, request))
-    _check_free(target, force)
+    _check_free(target, found.folder, force)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tp_shards = _check_fits(request, Checkpoint.open(found.preview(Path(scratch))))
     if request.text != MIX:
@@ -107,7 +109,7 @@ def select(
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
         selection = Selection(target, tp_shards, job.calibration, job.kept, choice, candidates)
         _write(selection, source, revision, request, staging)
-        _check_free(target, force)  # it took time: something may have come there
+        _check_free(target, found.folder, force)  # it took time: something may have come there
     return selection
 
 
@@ -153,9 +155,17 @@ def _check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
     return tp_shards
 
 
-def _check_free(out: Path, force: bool) -> None:
-    if (out.exists() or out.is_symlink()) and not (force and (out / "selection.json").is_file()):
+def _check_free(out: Path, source: Path | None, force: bool) -> None:
+    destination.check_keeps_source(out, source)
+    if not (out.exists() or out.is_symlink()):
+        return
+    if not (force and (out / "selection.json").is_file()):
         raise ValueError(f"{out} exists: choose another name with --out, or replace an earlier selection with --force.")
+    if others := sorted(path.name for path in out.iterdir() if path.name not in _FILES):
+        raise ValueError(
+            f"{out} holds more than a selection, {others[0]} for example, and --force replaces nothing else: choose "
+            "another name with --out."
+        )
 
 
 def _default_name(source: Source, request: SelectRequest) -> str:
@@ -236,7 +246,6 @@ def _write(selection: Selection, source: str, revision: str | None, request: Sel
     }
     names = NAMES[request.wiring]
     scores = {name: {layer: asdict(one) for layer, one in selection.kept.read(name).items()} for name in names}
-    files = {"selection": told, "wiring": selection.candidates[0].wiring, "scores": scores}
-    for name, value in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
-    draw({name: selection.kept.read(name) for name in names}, selection.choice, folder / "scores.png")
+    for name, value in zip(_FILES, (told, selection.candidates[0].wiring, scores), strict=False):
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n")
+    draw({name: selection.kept.read(name) for name in names}, selection.choice, folder / _FILES[-1])

@@ -210,6 +210,16 @@ def test_a_selection_is_replaced_when_forced(dense: Path, text: Path, tmp_path: 
     assert (out / "scores.png").read_bytes() != picture  # other bars are filled
 
 
+def test_force_replaces_nothing_but_a_selection(dense: Path, text: Path, tmp_path: Path) -> None:
+    out = select(str(dense), tmp_path / "choice", ask(text)).out
+    shutil.copytree(dense, out / "base")
+    with pytest.raises(ValueError, match="is, or holds, the source"):
+        select(str(out / "base"), out, ask(text), force=True)
+    with pytest.raises(ValueError, match="holds more than a selection, base for example"):
+        select(str(dense), out, ask(text), force=True)
+    assert (out / "base" / "model.safetensors").is_file()
+
+
 def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: Path) -> None:
     def somebody_else(*_: Any) -> None:
         (tmp_path / "choice").mkdir(exist_ok=True)
