@@ -194,6 +194,7 @@ def _convert(
                 force=force,
                 on_bytes=on_bytes,
                 on_layer=on_layer,
+                on_cost=lambda cost: print(cost.note(), file=sys.stderr, flush=True),
             )
         address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
         _print_conversion(done, dry_run, as_json, address)

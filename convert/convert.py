@@ -14,6 +14,7 @@ from rewired.wiring import Region, resolve
 
 from . import base, destination
 from .checkpoint import Checkpoint, gain_names
+from .cost import Cost
 from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
 from .rewrite import check_types, parse_dtype
 from .safetensors_header import TensorInfo
@@ -42,13 +43,15 @@ def convert(
     force: bool = False,
     on_bytes: Callable[[int], None] = lambda count: None,
     on_layer: Callable[[int, int, list[Any]], None] = lambda layer, layers, fits: None,
+    on_cost: Callable[[Cost], None] = lambda cost: None,
 ) -> Conversion:
     """Write `source`, rewired as `request` says, to the folder `out`; weights are linked where they can be.
 
-    `on_bytes` hears how many bytes of weights were copied, and `on_layer` of each layer that a refit has done: its
-    number, how many there are, and a `rewired.convert.refit.Fit` for each of its modules that were fitted. What a refit
-    had finished when it was interrupted is kept beside `out`, and the same call goes on with it. Raises ValueError with
-    one sentence when the source, the request or the destination is unfit; then nothing is written.
+    `on_bytes` hears how many bytes of weights were copied, `on_cost` what a refit that begins will take, and `on_layer`
+    of each layer that it has done: its number, how many there are, and a `rewired.convert.refit.Fit` for each of its
+    modules that were fitted. What a refit had finished when it was interrupted is kept beside `out`, and the same call
+    goes on with it. Raises ValueError with one sentence when the source, the request or the destination is unfit; then
+    nothing is written.
     """
     request = request or Request()
     if request.dtype is not None:
@@ -73,7 +76,7 @@ def convert(
         job = Job(found, checkpoint, tensors, plan, request, target)
         config = new_config(job)
         work = target.with_name(f".{target.name}.refit")
-        refitted = _refit(job, config, work, on_layer) if plan.cost and request.refit else None
+        refitted = _refit(job, config, work, on_layer, on_cost) if plan.cost and request.refit else None
         if refitted:
             job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
             if refitted.matrices:
@@ -94,11 +97,19 @@ def _check_text(request: RefitRequest) -> None:
         check(request.text)
 
 
-def _refit(job: Job, config: Mapping[str, Any], work: Path, on_layer: Callable[[int, int, list[Any]], None]) -> Outcome:
+def _refit(
+    job: Job,
+    config: Mapping[str, Any],
+    work: Path,
+    on_layer: Callable[[int, int, list[Any]], None],
+    on_cost: Callable[[Cost], None],
+) -> Outcome:
     """The tensors of the rewired layers, fitted anew."""
     from .refit import refit
 
-    assert job.request.refit is not None
+    asked, cost = job.request.refit, job.plan.cost
+    assert asked is not None
+    assert cost is not None
     modules = resolve(job.plan.regions, job.checkpoint.shape.num_hidden_layers, job.checkpoint.shape.hidden_size)
     layers = {f"model.layers.{index // 2}." for index, module in enumerate(modules) if module.is_rewired}
     changing = [info for name, info in job.tensors.items() if name.startswith(tuple(layers))]
@@ -106,7 +117,9 @@ def _refit(job: Job, config: Mapping[str, Any], work: Path, on_layer: Callable[[
     files = {info.file for info in changing}
     rewritten = sum(info.size for info in job.tensors.values() if info.file in files)
     destination.check_space(job.out, rewritten + sum(info.size for info in changing))  # what is kept meanwhile, too
-    return refit(config, job.checkpoint.folder, job.files, job.request.dtype, job.request.refit, work, on_layer)
+    return refit(
+        config, job.checkpoint.folder, job.files, job.request.dtype, asked, work, on_layer, lambda: on_cost(cost)
+    )
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:

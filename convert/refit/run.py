@@ -39,7 +39,7 @@ class Outcome:
     calibration: Calibration
     before: Divergence
     after: Divergence
-    passes: float  # time it took, in forward passes of the original over the same tokens
+    passes: float | None  # time it took, in forward passes of the original over the same tokens; None if interrupted
 
     def notes(self) -> list[str]:
         """For users and for the card."""
@@ -56,7 +56,7 @@ class Outcome:
             f"{before.perplexity_original:.2f}.",
             *self._ridges(),
             *self._placements(),
-            f"That took {self.passes:.1f} times as long as the original needs for the same tokens.",
+            *self._time(),
         ]
 
     def _ridges(self) -> list[str]:
@@ -83,6 +83,11 @@ class Outcome:
             "there may be another neuron than in the original."
         ]
 
+    def _time(self) -> list[str]:
+        if self.passes is None:
+            return []
+        return [f"That took {self.passes:.1f} times as long as the original needs for the same tokens."]
+
     def record(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """For the config: what was done, and the `base` that has the weights from before."""
         return {
@@ -102,12 +107,13 @@ def refit(
     request: RefitRequest,
     work: Path,
     on_layer: Callable[[int, int, list[Fit]], None],
+    on_start: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
 
     `tensors` says which file holds which of the source's. Results are rounded to `dtype`, or stay in what the source
-    has them in. What an interrupted run of the same settings left in `work` is gone on with. Raises ValueError for text
-    or a tokenizer that cannot be used.
+    has them in. `on_start` is called when nothing is left to be refused. What an interrupted run of the same settings
+    left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
     """
     calibration = load(request.text, load_tokenizer(source), request.tokens)
     settings = {
@@ -122,6 +128,8 @@ def refit(
     started = time.perf_counter()
     weights = Weights(tensors, torch.device(choose_device("auto", 1)))
     finished, fits = Finished(work, settings), list[Fit]()
+    goes_on = bool(finished.files())
+    on_start()
 
     def keep(layer: int, layers: int, found: list[Fit]) -> None:
         fits.extend(found)
@@ -132,7 +140,7 @@ def refit(
         parts = {"gains": request.gains, "matrices": request.matrices}
         sweep = Sweep(model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
         before, after = sweep.run(finished, keep)
-    passes = (time.perf_counter() - started) / sweep.seconds
+    passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
     return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
 
 

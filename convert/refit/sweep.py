@@ -76,6 +76,10 @@ class Sweep:
             else:
                 changed, fits = self.fit_layer(index, batches)
                 finished.write(index, changed, fits)
+            if not all(bool(batch.original.isfinite().all()) for batch in batches if batch.is_measured):
+                raise ValueError(
+                    f"The original's layer {index} gives no finite numbers: are the checkpoint's weights whole?"
+                )
             on_layer(index, self.config.num_hidden_layers, fits)
         judging = [batch for batch in batches if batch.is_measured]
         originals = [batch.original for batch in judging]

@@ -51,7 +51,8 @@ class Calibration:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.windows.numpy().tobytes()).hexdigest()
+        """Of the tokens, and of which of them only judge."""
+        return hashlib.sha256(self.windows.numpy().tobytes() + bytes(self.held_out)).hexdigest()
 
 
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
@@ -102,7 +103,8 @@ def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list
     content = WINDOW - len(begin)
     ids: list[int] = []
     for document in documents:
-        found = tokenizer(_plain(document, tokenizer), add_special_tokens=False)["input_ids"]
+        text = _plain(document, tokenizer).encode(errors="replace").decode()  # JSON may hold half an emoji
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += [token for token in found if token not in begin]  # a chat template may write a BOS of its own
         if len(ids) >= most * content:
             break

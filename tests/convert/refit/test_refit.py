@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,17 @@ def test_a_token_whose_embedding_is_zero_does_no_harm(request_of: Request, tmp_p
     assert all(tensor.isfinite().all() for tensor in load_file(done.out / "model.safetensors").values())
 
 
+def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.2.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="original's layer 2 gives no finite numbers: are the checkpoint's weights"):
+        convert(source, tmp_path / "out", request_of)
+    assert not (tmp_path / "out").exists()
+
+
 def test_copies_and_replaces_as_every_conversion(
     refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
 ) -> None:
@@ -318,8 +330,12 @@ def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request
         assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}.items()
         assert len(fits) == (0 if layer == 0 else 2)
 
-    out = convert(dense, tmp_path / "model", request_of, on_layer=check_kept).out
+    whole = convert(dense, tmp_path / "model", request_of, on_layer=check_kept)
+    out = whole.out
     assert done == [0, 1, 2, 0, 1, 2, 3]
+    assert whole.refit is not None
+    assert whole.refit.passes is None, "what it took is known of this process alone"
+    assert "That took" not in (out / "README.md").read_text()
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
 

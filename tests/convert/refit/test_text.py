@@ -115,6 +115,22 @@ def test_long_lines_are_documents_of_their_own(tmp_path: Path) -> None:
     assert len(set(read_back(load(str(path), tokenizer(), 16_384)))) >= 4
 
 
+def test_half_an_emoji_does_no_harm(tmp_path: Path) -> None:
+    """JSON can hold a lone surrogate, and no tokenizer takes it."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "half an emoji \\ud83d and more"}\n' * 200)
+    assert "emoji ? and" in read_back(load(str(path), tokenizer(), 1024))
+
+
+def test_the_digest_tells_which_windows_judge() -> None:
+    windows = torch.arange(8).reshape(4, 2)
+    digests = {
+        Calibration(windows, held_out, "").sha256
+        for held_out in ((False, True, False, True), (False, False, True, True))
+    }
+    assert len(digests) == 2
+
+
 def test_what_is_there_is_enough(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a" * (3 * WINDOW + 10))
     assert load(str(tmp_path / "a.txt"), tokenizer(), 100 * WINDOW).held_out == (False, False, True)
