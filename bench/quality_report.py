@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import KINDS, WINDOWS
+from quality import KINDS, WINDOWS, is_current
 
 from rewired.convert.refit.run import RECIPE
 
@@ -26,7 +26,8 @@ def main() -> None:
         path.with_suffix(".md").write_text(table(_read(path)))
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
-    frontier(newest(measured), selected, FOLDER / "frontier.png")
+    selected = [row for row in selected if row[-1] == RECIPE]
+    frontier([row for row in measured if is_current(row)], selected, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
 
@@ -52,7 +53,7 @@ def selected_table(rows: list[list[Any]]) -> str:
 def variants_table(rows: list[list[Any]]) -> str:
     """KL of every variant, side by side for the layers that it was tried on."""
     lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, layers, tokens, found in sorted(rows, key=lambda row: row[1]):
+    for name, layers, tokens, found, *_ in sorted(rows, key=lambda row: row[1]):
         kls = [f"{found[kind]['kl']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([layers, name, f'{tokens:,}', *kls])} |")
     return "\n".join(lines) + "\n"
@@ -107,10 +108,10 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
         for wiring, layers in dict.fromkeys((row["wiring"], row["layers"]) for row in rows):
             own = [row for row in rows if (row["wiring"], row["layers"]) == (wiring, layers)]
             kls = {row["fit"]: row["on"][kind]["kl"] for row in own}
-            fits = [fit for fit in ("converted", "refit 64k" if "refit 64k" in kls else "refit 32k") if fit in kls]
-            points, colour = [kls[fit] for fit in fits], colours[wiring]
-            axis.plot([own[0]["exposed"]] * len(points), points, "-", color=colour, linewidth=0.8)
-            for kl, face in zip(points, ("white", colour), strict=False):
+            colour, best = colours[wiring], "refit 64k" if "refit 64k" in kls else "refit 32k"
+            points = [(kls[fit], face) for fit, face in (("converted", "white"), (best, colour)) if fit in kls]
+            axis.plot([own[0]["exposed"]] * len(points), [kl for kl, _ in points], "-", color=colour, linewidth=0.8)
+            for kl, face in points:
                 axis.plot(own[0]["exposed"], kl, "o", color=colour, markerfacecolor=face)
         chosen = sorted(
             (row[3], row[5][kind]["kl"]) for row in selected if row[0].startswith("ladder") and row[1] == "chosen"

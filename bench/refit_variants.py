@@ -18,13 +18,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from quality import FOLDER, MODEL, WIRINGS, compare, held_out, told
+from quality import FOLDER, MODEL, WINDOWS, WIRINGS, compare, held_out, told
 from transformers import AutoConfig
 from transformers.utils import logging
 from variants import VARIANTS
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.refit.documents import sources
+from rewired.convert.refit.run import RECIPE
 
 TOKENS = 16_384
 
@@ -36,7 +37,8 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable_progress_bar()
     result = FOLDER / ("variants.jsonl" if args.model == MODEL else f"variants-{Path(args.model).name}.jsonl")
-    known = {tuple(json.loads(line)[:2]) for line in result.read_text().splitlines()} if result.exists() else set()
+    rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
+    known = {tuple(row[:2]) for row in rows if row[4:] == [RECIPE, WINDOWS]}
     with tempfile.TemporaryDirectory(prefix="rewired-variants-") as scratch:
         source = convert(args.model, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts, domains = held_out(source), write_domains(Path(scratch))
@@ -51,7 +53,7 @@ def main() -> None:
                     (out / "config.json").write_text(json.dumps(config))
                 found = {kind: told(one) for kind, one in compare(source, out, texts).items()}
             with result.open("a") as file:
-                file.write(json.dumps([name, layers, tokens, found]) + "\n")
+                file.write(json.dumps([name, layers, tokens, found, RECIPE, WINDOWS]) + "\n")
             print(name, layers, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
 
 
@@ -64,7 +66,7 @@ def runs(count: int, domains: dict[str, str]) -> Iterator[tuple[str, str, int, s
             yield name, layers, TOKENS, "mix"
     for name, text in domains.items():
         yield f"text: {name}", upper, TOKENS, text
-    for tokens in (4, 8, 16, 32, 64, 128, 256):
+    for tokens in (4, 8, 16, 32, 64, 128):  # with 256, the mix's articles would all be read, those that judge, too
         yield f"tokens: {tokens}k", upper, tokens * 1024, "mix"
 
 

@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rewired.conversations import read_row
 
 TEXT = Path(".instruct/sharegpt.jsonl")
-WORDS, WINDOW, BATCH = 4096, 256, 8
+WORDS, WINDOW, BATCH = 4096, 256, 2  # little text: many steps of few tokens learn most from it
 CONFIG = LlamaConfig(
     vocab_size=WORDS,
     hidden_size=256,
@@ -43,7 +43,7 @@ CONFIG = LlamaConfig(
     bos_token_id=None,
     eos_token_id=0,
 )
-LEARNING_RATE, WARMUP = 2e-3, 50
+LEARNING_RATE, WARMUP = 1e-3, 200
 
 
 def main() -> None:
@@ -91,8 +91,8 @@ def train(tokenizer: PreTrainedTokenizerFast, seconds: float) -> LlamaForCausalL
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step % 100 == 99:
-            print(f"{(step + 1) * BATCH * WINDOW:,} tokens, loss {sum(losses[-100:]) / 100:.3f}", flush=True)
+        if step % 400 == 399:
+            print(f"{(step + 1) * BATCH * WINDOW:,} tokens, loss {sum(losses[-400:]) / 400:.3f}", flush=True)
     return model.eval()
 
 
