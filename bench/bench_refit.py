@@ -52,20 +52,20 @@ WIRINGS = {
     "ladder-peek": ["--ladder-layers", "1", "--peek"],
     "desync-2x": ["--desync-layers", "1"],
 }
-_SAYS = re.compile(r"about ([\d.]+) GB of memory \(([\d.]+) GB of it.*?and ([\d.,]+) TFLOP", re.DOTALL)
+_SAYS = re.compile(r"about ([\d.]+) GB of host memory .*? ([\d.]+) GB for matrices.* and ([\d.,]+) TFLOP")
 
 
 @dataclass(frozen=True)
 class Row:
     command: str
-    stated: tuple[float, float, float]  # GB, GB of it activations, TFLOP
+    stated: tuple[float, float, float]  # GB of activations, GB of matrices, TFLOP
     peak: float  # GB, without what --spill has in files
     seconds: float
     is_spilled: bool
 
     def __str__(self) -> str:
-        memory, activations, operations = self.stated
-        told = memory - activations * self.is_spilled
+        activations, matrices, operations = self.stated
+        told = matrices + activations * (not self.is_spilled)
         cells = f"{told:.1f} | {self.peak:.1f} | {operations:,.0f} | {self.seconds / 60:.0f}"
         return f"| `{self.command}` | {cells} |"
 
@@ -122,8 +122,9 @@ def measure(wiring: str, tokens: int, folder: Path) -> Row:
     shutil.rmtree(folder / wiring)
     said = _SAYS.search(told)
     assert said, "convert says what its refit needs"
-    memory, activations, operations = (float(number.replace(",", "")) for number in said.groups())
-    row = Row(shlex.join(command), (memory, activations, operations), peak, time.perf_counter() - started, is_spilled)
+    activations, matrices, operations = (float(number.replace(",", "")) for number in said.groups())
+    stated = (activations, matrices, operations)
+    row = Row(shlex.join(command), stated, peak, time.perf_counter() - started, is_spilled)
     print(row, flush=True)
     return row
 

@@ -16,7 +16,7 @@ from . import base, destination
 from .checkpoint import Checkpoint, gain_names
 from .cost import Cost
 from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
-from .rewrite import check_types, parse_dtype
+from .rewrite import cast_size, check_types, parse_dtype
 from .safetensors_header import TensorInfo
 from .write import Job, new_config, write
 
@@ -111,15 +111,17 @@ def _refit(
     assert asked is not None
     assert cost is not None
     modules = resolve(job.plan.regions, job.checkpoint.shape.num_hidden_layers, job.checkpoint.shape.hidden_size)
-    layers = {f"model.layers.{index // 2}." for index, module in enumerate(modules) if module.is_rewired}
-    changing = [info for name, info in job.tensors.items() if name.startswith(tuple(layers))]
+    rewired = {index // 2 for index, module in enumerate(modules) if module.is_rewired}
+    dtype = job.request.dtype
+    changed = range(min(rewired), len(modules) // 2) if dtype else rewired  # a new dtype changes those above, too
+    prefixes = tuple(f"model.layers.{index}." for index in changed)
+    changing = [info for name, info in job.tensors.items() if name.startswith(prefixes)]
     check_types(changing)
     files = {info.file for info in changing}
-    rewritten = sum(info.size for info in job.tensors.values() if info.file in files)
-    destination.check_space(job.out, rewritten + sum(info.size for info in changing))  # what is kept meanwhile, too
-    return refit(
-        config, job.checkpoint.folder, job.files, job.request.dtype, asked, work, on_layer, lambda: on_cost(cost)
-    )
+    written = [info for info in job.tensors.values() if dtype or info.file in files]
+    both = [*written, *changing]  # what is kept meanwhile, too
+    destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
+    return refit(config, job.checkpoint.folder, job.files, dtype, asked, work, on_layer, lambda: on_cost(cost))
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:

@@ -12,15 +12,17 @@ from .llama import LlamaShape
 HELD_OUT = 8  # one window of calibration text in so many only judges
 FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike
 _FLOAT, _DOUBLE = 4, 8  # bytes
+RIDGES = 3  # candidates of each fit
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Only `activations` grow with the tokens; `--spill` puts them into files."""
+    """`activations` are in the host's memory or, with `--spill`, in files; `matrices` where it computes."""
 
     activations: int  # bytes
-    matrices: int  # bytes: two layers' weights, and the least-squares problem of the largest module
-    operations: int
+    matrices: int  # bytes: two layers' weights, the least-squares problem of the largest module, and what judges it
+    operations: int  # on tokens
+    solves: int  # operations, too: three ridges for each least-squares problem
 
     @classmethod
     def of(cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int) -> Cost:
@@ -37,25 +39,39 @@ class Cost:
         # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own
         own = any(module.reduce != "all" for module in modules) + any(module.keeps_payload for module in modules)
         streams = (3 + own * tp_shards) * hidden
-        judging = (streams + views * 2 * hidden + widest + hidden) // HELD_OUT
-        problem = max(
-            3 * views * hidden * hidden + 2 * views * hidden * hidden, 3 * widest * widest + 2 * widest * hidden
-        )
+        judging = max(2 * views * hidden, widest + hidden) // HELD_OUT
+        problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
         forward = 2 * layer * (len(modules) // 2 + after)
         grams = sum(
             2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
             for inputs in (mlp if index % 2 else heads for index in rewired)
         )
+        solves = sum(
+            views * _solve(hidden, hidden) + _solve(inputs, hidden)
+            for inputs in (mlp if index % 2 else heads for index in rewired)
+        )
         placing = sum(4 * (views + 1) * hidden * mlp for index in rewired if index % 2 and modules[index].reads_shards)
         return cls(
-            tokens * _FLOAT * (streams + widest + judging),
-            2 * layer * _FLOAT + problem * _DOUBLE,
+            tokens * _FLOAT * (streams + streams // HELD_OUT + widest),
+            2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * judging,
             tokens * (forward + grams + placing // HELD_OUT),
+            RIDGES * solves,
         )
 
     def note(self) -> str:
         return (
-            f"The refit needs about {(self.activations + self.matrices) / 1e9:.1f} GB of memory "
-            f"({self.activations / 1e9:.1f} GB of it are activations, which --spill puts into files) and "
-            f"{self.operations / 1e12:,.1f} TFLOP."
+            f"The refit needs about {self.activations / 1e9:.1f} GB of host memory for activations, which --spill puts "
+            f"into files, {self.matrices / 1e9:.1f} GB for matrices, on a GPU where there is one, and "
+            f"{(self.operations + self.solves) / 1e12:,.1f} TFLOP."
         )
+
+
+def _problem(inputs: int, outputs: int) -> int:
+    """Doubles of a least-squares problem while it is solved: three of the Gram matrix, two of the right-hand side, and
+    two solutions in float32."""
+    return 3 * inputs * inputs + 3 * inputs * outputs
+
+
+def _solve(inputs: int, outputs: int) -> int:
+    """Operations of a Cholesky factorisation, and of both its triangular solves."""
+    return inputs**3 // 3 + 2 * inputs * inputs * outputs

@@ -62,7 +62,7 @@ class RidgeRegression:
         factor, failed = torch.linalg.cholesky_ex(damped)
         solution = torch.cholesky_solve(self.cross, factor)
         # inputs that are all zero, or so nearly dependent that rounding decides, have no fit
-        return solution.masked_fill((failed != 0)[:, None, None], 0.0)
+        return solution.masked_fill_((failed != 0)[:, None, None], 0.0)
 
     def _held_out_error(self, delta: torch.Tensor) -> torch.Tensor:  # [s, A, B] -> [s]
         squares = [(inputs @ delta - targets).double().square().sum((1, 2)) for inputs, targets in self.held_out]

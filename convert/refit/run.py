@@ -139,7 +139,13 @@ def refit(
         shelf = Shelf(Path(spill) if request.spill else None)
         parts = {"gains": request.gains, "matrices": request.matrices}
         sweep = Sweep(model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
-        before, after = sweep.run(finished, keep)
+        try:
+            before, after = sweep.run(finished, keep)
+        except torch.OutOfMemoryError:
+            raise ValueError(
+                "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the "
+                "CPU, and the same command goes on."
+            ) from None
     passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
     return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
 

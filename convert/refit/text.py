@@ -19,6 +19,7 @@ from .documents import sources
 
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"
+_LONGEST = 32  # characters a token: more than any text has on average
 _LEAST_SHARE = 4  # windows of a file, below which all files are read as one
 
 
@@ -103,7 +104,8 @@ def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list
     content = WINDOW - len(begin)
     ids: list[int] = []
     for document in documents:
-        text = _plain(document, tokenizer).encode(errors="replace").decode()  # JSON may hold half an emoji
+        text = _plain(document, tokenizer)[: _LONGEST * (most * content - len(ids))]  # a file may be one document
+        text = text.encode(errors="replace").decode()  # JSON may hold half an emoji
         found = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += [token for token in found if token not in begin]  # a chat template may write a BOS of its own
         if len(ids) >= most * content:

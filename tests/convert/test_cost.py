@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.checkpoint import Checkpoint
+from rewired.convert.cost import RIDGES
+from rewired.convert.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
 from rewired.convert.refit.shelf import Shelf
 from rewired.convert.request import make_plan
 from tests.convert.checkpoints import run
@@ -73,9 +75,13 @@ def test_activations_are_those_that_are_kept(
     assert 0.67 < peak / cost.activations < 1.33
 
 
+def test_as_many_ridges_are_counted_as_are_tried() -> None:
+    assert len(INPUT_RIDGES) == len(OUTPUT_RIDGES) == RIDGES
+
+
 def test_a_dry_run_tells_it(tmp_path: Path) -> None:
     dense = make_dense(tmp_path / "dense")
     done = run("convert", dense, "out", "--ladder-layers", "1-4", "--refit", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"The refit needs about \d+\.\d GB of memory .* and \d+\.\d TFLOP", done.stdout)
+    assert re.search(r"The refit needs about \d+\.\d GB of host memory .* and \d+\.\d TFLOP", done.stdout)
     assert sorted(tmp_path.iterdir()) == [dense]

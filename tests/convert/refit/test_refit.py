@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.convert import Conversion, RefitRequest, Request, convert
+from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
 from tests.convert.checkpoints import snapshot
@@ -281,6 +283,28 @@ def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Pat
     with pytest.raises(ValueError, match="original's layer 2 gives no finite numbers: are the checkpoint's weights"):
         convert(source, tmp_path / "out", request_of)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_that_is_too_small_is_said(
+    dense: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Sweep, "run", fail)
+    with pytest.raises(ValueError, match="memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES="):
+        convert(dense, tmp_path / "out", request_of)
+
+
+def test_too_little_space_for_another_dtype_is_said_before_it_begins(
+    dense: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result fits, but not with the fitted layers that are kept meanwhile."""
+    size = (dense / "model.safetensors").stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=size))
+    request = replace(request_of, dtype="float32")
+    with pytest.raises(ValueError, match="No space left"):
+        convert(dense, tmp_path / "out", request, on_layer=lambda *_: pytest.fail("it has begun"))
 
 
 def test_copies_and_replaces_as_every_conversion(

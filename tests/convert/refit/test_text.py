@@ -122,6 +122,22 @@ def test_half_an_emoji_does_no_harm(tmp_path: Path) -> None:
     assert "emoji ? and" in read_back(load(str(path), tokenizer(), 1024))
 
 
+def test_no_more_of_a_long_file_is_tokenised_than_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("so it is written.\n" * 100_000)
+    read = list[int]()
+
+    class Counting:
+        bos_token_id = chat_template = None
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            read.append(len(text))
+            return tokenizer()(text, **options)
+
+    assert load(str(path), Counting(), 1024).tokens == 1024
+    assert sum(read) <= 32 * 1024 < path.stat().st_size / 50
+
+
 def test_the_digest_tells_which_windows_judge() -> None:
     windows = torch.arange(8).reshape(4, 2)
     digests = {
