@@ -39,6 +39,11 @@ class Corpus:
     notes: list[str]
     tallies: Sequence[Tally] = ()  # of what is streamed
 
+    def endless(self) -> Dataset | IterableDataset:
+        """What is trained on; a stream begins anew when it ends, in the same epoch to transformers: it goes on with one
+        by skipping what was read of it."""
+        return self.train.repeat(None) if isinstance(self.train, IterableDataset) else self.train
+
     def streamed(self) -> list[str]:
         """Notes on what has been streamed so far."""
         return [tally.note() for tally in self.tallies]
@@ -75,13 +80,18 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
                 f"{source.path} has only {len(rows)} rows, and the first {share} are held out to judge: give more "
                 "data, or a smaller held_out."
             )
-        taken = list(rows.take(share))
-        held_out += taken
-        parts.append(rows.skip(share) if isinstance(rows, Dataset) else rows.filter(partial(_is_none_of, taken)))
+        held_out += list(rows.take(share))
+        parts.append(rows.skip(share) if isinstance(rows, Dataset) else rows)
+    known = frozenset(tuple(row["input_ids"]) for row in held_out)
+    parts = [rows.filter(partial(_is_new, known), input_columns="input_ids") for rows in parts]
+    if any(isinstance(rows, Dataset) and not len(rows) for rows in parts):
+        raise ValueError("All rows of a dataset are the same as those that are held out: there is nothing to train on.")
     rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
     if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
     if isinstance(rows, IterableDataset):
+        if next(iter(rows), None) is None:
+            raise ValueError("Beyond what is held out, no row of the stream can be trained on: give more data.")
         rows = rows.shuffle(config.seed, buffer_size=_SHUFFLED)
     return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
 
@@ -138,9 +148,9 @@ def _encode_row(
     return encoded | {"length": len(encoded["input_ids"]), "first": first, "problem": ""}
 
 
-def _is_none_of(taken: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:
-    """By what is in it: a stream may be split over ranks and shuffled, and then no place in it tells rows apart."""
-    return all(row["input_ids"] != one["input_ids"] for one in taken)
+def _is_new(known: frozenset[tuple[int, ...]], input_ids: Sequence[int]) -> bool:
+    """By what is in the row: it may stand twice, or in two datasets, and a stream may be split over ranks."""
+    return tuple(input_ids) not in known
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:

@@ -51,7 +51,8 @@ def add_losses(
         labels = labels[:, 1:]
         mask = labels != IGNORED
         states, targets = (outputs.last_hidden_state[:, :-1][mask] for outputs in (student, wanted))  # [N, H]
-        sums = token_loss(loss, states, _whole(self.lm_head), labels[mask], targets, _whole(teacher.head))
+        judge = (targets, _whole(teacher.head)) if loss.kd else ()
+        sums = token_loss(loss, states, _whole(self.lm_head), labels[mask], *judge)
         hidden = sums.ce.new_zeros(())
         if hidden_weight:
             hidden = _apart(student.hidden_states, wanted.hidden_states, layers, max(teacher.first, 0), mask)

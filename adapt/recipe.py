@@ -192,9 +192,15 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         raise ValueError(
             f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
         )
-    names = [*content, *(key.replace("-", "_") for key in given)]
-    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in names}
-    return Stage(recipe, config, {name: getattr(value, "value", value) for name, value in read_as.items()})
+    flags = [key.replace("-", "_") for key in given]
+    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *flags]}
+    return Stage(recipe, config, {name: _plain(value, content.get(name)) for name, value in read_as.items()})
+
+
+def _plain(value: Any, written: Any) -> Any:
+    """As YAML and JSON have it; SFTConfig makes objects of some mappings, which then stay as they were `written`."""
+    value = getattr(value, "value", value)
+    return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
 
 
 def _typed(path: Path, key: str, value: Any) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 from rewired.sources import checkpoint_folder
 
-from . import corpus
+from . import begun, corpus
 from .alignment import add_alignment
 from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
@@ -56,6 +55,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         made = (out if number == len(stages) else folder) / "final"
         if not (made / "config.json").is_file():
             todo.append((stage, folder, made))
+        elif resume:
+            begun.check(stage, folder, ())
     with state.main_process_first():  # whatever can be wrong is read before hours of work
         inputs = [_inputs(stage, stages[0].recipe.model) for stage, *_ in todo]
     for (stage, folder, made), (tokenizer, data) in zip(todo, inputs, strict=True):
@@ -74,11 +75,22 @@ def _inputs(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
 
     Raises ValueError for a stage that cannot be run.
     """
-    outline(replace(stage.recipe, model=model))
+    student = outline(replace(stage.recipe, model=model))
+    _check_attention(student.config, stage.config)
     _check_reporting(stage.config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
     _set_chat_template(tokenizer, stage.config)
     return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
+
+
+def _check_attention(model_config: Any, config: Any) -> None:
+    """Raise ValueError where the attention that is asked for does not run here, before hours of a refit."""
+    given = (config.model_init_kwargs or {}).get("attn_implementation")
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(model_config, attn_implementation=given)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
 
 
 def _check_reporting(config: Any) -> None:
@@ -93,7 +105,10 @@ def _run(
     stage: Stage, folder: Path, made: Path, tokenizer: Any, data: corpus.Corpus, on_layer: Callable[..., None]
 ) -> None:
     recipe, config, state = stage.recipe, stage.config, PartialState()
-    _check_same(recipe, folder / "recipe.json")
+    begun.check(stage, folder)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        begun.write(stage, folder)
     for note in data.notes:
         state.print(note)
     with state.main_process_first():
@@ -110,24 +125,12 @@ def _run(
         state.wait_for_everyone()
         saved = get_last_checkpoint(folder)
         kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
-        raise ValueError(f"{error}: stopped, and {kept}. A smaller learning_rate is the usual cure.") from None
+        raise ValueError(
+            f"{error}: stopped, and {kept}. A smaller learning_rate, and another output_dir, is the usual cure."
+        ) from None
     for note in data.streamed():
         state.print(note)
     save(trainer, stage, start, [*data.notes, *data.streamed()], made)
-
-
-def _check_same(recipe: Recipe, path: Path) -> None:
-    """Raise ValueError where what is to be gone on with was begun with another recipe; how long it takes may change."""
-    state, given = PartialState(), json.loads(json.dumps(asdict(recipe)))
-    if path.is_file():
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        changed = [name for name in given if given[name] != begun.get(name)]
-        if changed:
-            raise ValueError(f"{path.parent} was begun with another {changed[0]}: choose another output_dir.")
-    state.wait_for_everyone()
-    if state.is_main_process:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
 
 
 def make_trainer(
@@ -147,7 +150,7 @@ def make_trainer(
     trainer = AdaptTrainer(
         model=model,
         args=config,
-        train_dataset=data.train,
+        train_dataset=data.endless(),
         processing_class=tokenizer,
         callbacks=callbacks,
         distills=recipe.distills,
@@ -168,7 +171,10 @@ def load_model(recipe: Recipe, config: Any, start: Start) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32} | (config.model_init_kwargs or {})
     if recipe.is_sharded:
         options["distributed_config"] = _distributed(recipe)
-    model: Any = AutoModelForCausalLM.from_pretrained(start.folder, **options)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(start.folder, **options)
+    except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
+        raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     config.model_init_kwargs = None
     if recipe.train != LORA:
         choose(model, recipe.train)

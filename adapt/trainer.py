@@ -74,12 +74,29 @@ class AdaptTrainer(SFTTrainer):
         if isinstance(resume_from_checkpoint, str):
             self._total_train_tokens = json.loads((Path(resume_from_checkpoint) / _TOKENS).read_text())
         self._logged = (time.perf_counter(), self._total_train_tokens)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        found = super().train(resume_from_checkpoint, *args, **kwargs)
+        self._check_last_step()
+        return found
+
+    def _check_last_step(self) -> None:
+        """Raises DivergedError, on all ranks, where the last step broke the weights: no later loss tells of it."""
+        model: Any = self.model_wrapped
+        model.eval()
+        inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+        with torch.no_grad():
+            loss = self.compute_loss(model, inputs)
+        if not torch.isfinite(self.accelerator.reduce(loss.clone())):
+            step = self.state.global_step
+            raise DivergedError(f"After step {step} the loss is {loss.item()}", step - 1)
 
     def load_finished(self, checkpoint: str) -> bool:
         """Take what is in `checkpoint`, if that is where the training ends: transformers would train a step more."""
         state = type(self.state).load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-        if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
+        if self.args.max_steps > 0:
+            is_finished = state.global_step >= self.args.max_steps
+        else:
+            is_finished = state.global_step >= state.max_steps and self.args.num_train_epochs <= state.num_train_epochs
+        if not is_finished:
             return False
         self._load_from_checkpoint(checkpoint)
         self.state = state

@@ -32,7 +32,7 @@ RESULT = FOLDER / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROWS = [str(REPO / ".instruct" / name) for name in ("sharegpt.jsonl", "natural_instructions.jsonl")]
-SFT = {"refit": "none", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
+SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
     "SFT": SFT,
@@ -97,7 +97,7 @@ def runs() -> list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]]:
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
         found.append((f"{name} 15-30, refit + distillation", [WIRINGS[name] | {"layers": "15-30"}], {}))
     dense = [{"layers": "0-30", "preset": "standard"}]
-    return [*found, ("dense, SFT", dense, SFT | {"train": "all"})]
+    return [*found, ("dense, SFT", dense, SFT)]
 
 
 def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | None, scratch: Path) -> Path:

@@ -100,7 +100,8 @@ def test_mixed_datasets_are_drawn_by_weight(tmp_path: Path) -> None:
 
 
 def test_each_dataset_holds_out_its_share(tmp_path: Path) -> None:
-    paths = [str(write_rows(tmp_path / f"{name}.jsonl", [{"text": name}] * 9)) for name in "ab"]
+    rows = {name: [{"text": f"{name}{number}"} for number in range(9)] for name in "ab"}
+    paths = [str(write_rows(tmp_path / f"{name}.jsonl", some)) for name, some in rows.items()]
     found = load(*paths, held_out=5)
     assert found.held_out is not None
     assert Counter(tokenizer().decode(ids)[0] for ids in found.held_out["input_ids"]) == {"a": 2, "b": 3}
@@ -254,6 +255,21 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     assert windows is not None
     flat = torch.tensor([token for ids in found.held_out["input_ids"] for token in ids])
     assert torch.equal(windows.flatten(), flat[: windows.numel()]) and windows.shape[1] == 32
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_that_stand_twice_are_not_trained_on_if_one_is_held_out(streaming: bool, tmp_path: Path) -> None:
+    """In the same dataset or in another one."""
+    some = conversations(8)
+    paths = [
+        str(write_rows(tmp_path / name, rows)) for name, rows in (("a.jsonl", [*some, *some[:2]]), ("b.jsonl", some))
+    ]
+    found = load(*paths, held_out=4, streaming=streaming)
+    assert found.held_out is not None
+    held_out = {tuple(ids) for ids in found.held_out["input_ids"]}
+    assert len(held_out) == 2, "the first two rows of both"
+    trained = [tuple(row["input_ids"]) for row in found.train.take(12)]
+    assert len(trained) == 12 and not held_out & set(trained)
 
 
 def test_too_little_data_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def test_keys_are_ours_and_trls(tmp_path: Path) -> None:
     assert stage.given == LEAST | {"kd_weight": 0.5, "train": "rewired", "max_steps": 7, "packing": True}
 
 
+def test_what_was_given_can_be_written_again(tmp_path: Path) -> None:
+    """Though TRL's config makes an object of it."""
+    path = write(tmp_path / "r.yaml", **LEAST, accelerator_config={"split_batches": True})
+    assert yaml.safe_load(yaml.safe_dump(read(path, [])[0].given))["accelerator_config"] == {"split_batches": True}
+
+
 def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("model: a/b\ndatasets: [c/d]\nlearning_rate: 5e-6\n")
     assert read(tmp_path / "r.yaml", [])[0].config.learning_rate == 5e-6

@@ -67,6 +67,23 @@ def test_another_recipe_is_not_gone_on_with(keys: dict[str, Any], tmp_path: Path
         train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
 
 
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"learning_rate": 1e-6}, {"per_device_train_batch_size": 3}])
+def test_nor_with_another_order_of_rows_or_another_rate(
+    changed: dict[str, Any], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """The optimizer's states would bring the old rate back, and rows would be read twice or never."""
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
+    name = next(iter(changed))
+    with pytest.raises(ValueError, match=f"begun with another {name}: choose another output_dir"):
+        train(tmp_path / "r.yaml", resume=True, **keys | changed)
+
+
+def test_a_longer_training_is_another_one_once_its_model_is_written(keys: dict[str, Any], tmp_path: Path) -> None:
+    train(tmp_path / "r.yaml", **keys)
+    with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
+
+
 @pytest.mark.slow
 def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
     keys = keys | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
@@ -99,6 +116,21 @@ def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, An
     first, second = weights(whole), weights(again)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
+
+
+def test_a_stream_is_read_again_from_where_it_was(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Its second pass, too, though transformers knows of epochs only."""
+    keys |= {"streaming": True, "held_out": 2, "eval_strategy": "no", "save_steps": 4, "max_steps": 6}
+    keys |= {"datasets": [str(write_rows(tmp_path / "rows.jsonl", conversations(8)))]}
+    keys.pop("eval_steps", None)
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for lost in ("final", "checkpoint-6"):
+        shutil.rmtree(tmp_path / "cut" / lost)
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "cut")})
+    assert logged(again, "loss") == logged(whole, "loss")
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) -> None:

@@ -142,6 +142,20 @@ def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str
     assert not (tmp_path / "out" / "final").exists()
 
 
+def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model_init_kwargs: .*attn_implementaton"):
+        train(tmp_path / "r.yaml", **keys | {"model_init_kwargs": {"attn_implementaton": "sdpa"}})
+
+
+def test_weights_that_the_last_step_breaks_are_not_saved(keys: dict[str, Any], tmp_path: Path) -> None:
+    """No loss tells of them any more."""
+    keys |= {"max_steps": 2, "save_steps": 1, "optim": "sgd", "learning_rate": 1e38, "warmup_steps": 2}
+    with pytest.raises(ValueError, match=r"After step 2 the loss is nan: .*checkpoint-1\. "):
+        train(tmp_path / "r.yaml", **keys)
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (tmp_path / "out" / "final").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -156,6 +170,9 @@ def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str
         ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
+        ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
+        ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
+        ({"streaming": True, "held_out": 40}, "no row of the stream can be trained on"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[str, Any], tmp_path: Path) -> None:
@@ -179,7 +196,7 @@ def test_the_assistant_only_is_learnt_unless_the_recipe_says_otherwise(
 ) -> None:
     rows = [{"messages": [{"role": "user", "content": "a" * 20}, {"role": "assistant", "content": "b"}]}] * 20
     keys["datasets"] = [str(write_rows(tmp_path / "rows.jsonl", rows))]
-    keys |= {"kd_weight": 0.0, "ce_weight": 1.0, "max_steps": 60, "learning_rate": 1e-2}
+    keys |= {"kd_weight": 0.0, "ce_weight": 1.0, "max_steps": 60, "learning_rate": 1e-2, "held_out": 0}
     made = train(tmp_path / "r.yaml", **keys, assistant_only_loss=assistant_only)
     told = AutoTokenizer.from_pretrained(made).apply_chat_template(rows[0]["messages"], return_tensors="pt")
     ids = told["input_ids"]
