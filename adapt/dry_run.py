@@ -17,6 +17,7 @@ from rewired.sources import find_source
 from . import corpus
 from .recipe import LORA, Recipe, Stage
 from .start import outline, request
+from .tokens import set_chat_template
 from .trainable import rewired_layers
 
 _FLOAT = 4  # bytes; AdamW has two moments
@@ -28,6 +29,7 @@ def describe(stage: Stage, title: str) -> str:
     model = outline(recipe)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tokenizer = AutoTokenizer.from_pretrained(find_source(recipe.model).tokenizer(Path(scratch)))
+        set_chat_template(tokenizer, config)
         data = corpus.load(recipe, config, tokenizer)
     lines = [title] if title else []
     lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]

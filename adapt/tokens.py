@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 from rewired.conversations import Conversation, Document
@@ -78,6 +79,20 @@ class Encoder:
         if begin is not None and ids[:2] == [begin, begin]:
             ids = ids[1:]
         return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def set_chat_template(tokenizer: Any, config: Any) -> None:
+    """Give `tokenizer` the recipe's chat template, a file's or another tokenizer's. Raises ValueError for neither."""
+    if config.chat_template_path is None:
+        return
+    path = Path(config.chat_template_path)
+    try:
+        tokenizer.chat_template = (
+            path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(str(path)).chat_template
+        )
+    except (OSError, ValueError):
+        raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that can be loaded.") from None
+    config.chat_template_path = None
 
 
 def training_template(tokenizer: Any) -> str:

@@ -31,6 +31,7 @@ from .recipe import LORA, Recipe, Stage
 from .save import save
 from .start import NO_REFIT, Start, outline, prepare
 from .teacher import Teacher, beside, sharded
+from .tokens import set_chat_template
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
 
@@ -79,7 +80,7 @@ def _inputs(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
     _check_attention(student.config, stage.config)
     _check_reporting(stage.config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
-    _set_chat_template(tokenizer, stage.config)
+    set_chat_template(tokenizer, stage.config)
     return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
 
 
@@ -212,20 +213,6 @@ def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teach
 def _distributed(recipe: Recipe) -> DistributedConfig:
     sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
     return DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
-
-
-def _set_chat_template(tokenizer: Any, config: Any) -> None:
-    """Takes the recipe's chat template, a file or another tokenizer's, before the data is tokenised."""
-    if config.chat_template_path is None:
-        return
-    path = Path(config.chat_template_path)
-    try:
-        tokenizer.chat_template = (
-            path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(str(path)).chat_template
-        )
-    except (OSError, ValueError):
-        raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that can be loaded.") from None
-    config.chat_template_path = None
 
 
 def _bare(model: Any) -> Any:

@@ -35,6 +35,17 @@ def test_it_tells_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_it_takes_the_recipes_chat_template(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which has to mark what the assistant says: the model's own would do."""
+    (tmp_path / "plain.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    recipe = write_recipe(tmp_path / "r.yaml", **keys)
+    assert command(monkeypatch, recipe, "--dry-run") == 0
+    assert command(monkeypatch, recipe, "--dry-run", "--chat_template_path", tmp_path / "plain.jinja") == 2
+    assert "chat_template_path" in capsys.readouterr().err
+
+
 def test_of_a_model_on_the_hub_it_fetches_no_weights(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", **keys | {"model": "org/chat"})
     with HubServer({"org/chat": dense}) as hub:
