@@ -70,6 +70,10 @@ def outline(recipe: Recipe) -> RewiredLlamaForCausalLM:
             }
             known |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
             config = RewiredLlamaConfig(**known)
+    if (recipe.align or recipe.hidden_weight) and not rewired_layers(config):
+        raise ValueError(
+            "align and hidden_weight compare what rewired layers give, and this model has none: leave them out."
+        )
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)
     lora_trains = "rewired" if rewired_layers(config) else "all"

@@ -21,6 +21,8 @@ from rewired.convert import RefitRequest, Request, convert
 
 from .world import LADDER, command, conversations, logged, logits_of, train, weights, write_recipe, write_rows
 
+DENSE = [{"layers": "0-", "preset": "standard"}]
+
 
 def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     made = train(tmp_path / "r.yaml", **keys | {"max_steps": 60, "eval_steps": 30, "learning_rate": 3e-3})
@@ -166,12 +168,14 @@ def test_weights_that_the_last_step_breaks_are_not_saved(keys: dict[str, Any], t
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
         ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
         ({"report_to": "nowhere"}, "nowhere"),
-        ({"train": "norms_and_gains", "wiring": [{"layers": "0-", "preset": "standard"}]}, "trains nothing"),
+        ({"train": "norms_and_gains", "wiring": DENSE}, "trains nothing"),
         ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
+        ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
+        ({"align": True, "train": "lora", "wiring": DENSE}, "this model has none"),
         ({"streaming": True, "held_out": 40}, "no row of the stream can be trained on"),
     ],
 )
