@@ -77,19 +77,18 @@ def _inputs(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
     Raises ValueError for a stage that cannot be run.
     """
     student = outline(replace(stage.recipe, model=model))
-    _check_attention(student.config, stage.config)
+    _check_attention(student, stage.config)
     _check_reporting(stage.config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
     set_chat_template(tokenizer, stage.config)
     return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
 
 
-def _check_attention(model_config: Any, config: Any) -> None:
+def _check_attention(student: Any, config: Any) -> None:
     """Raise ValueError where the attention that is asked for does not run here, before hours of a refit."""
-    given = (config.model_init_kwargs or {}).get("attn_implementation")
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(model_config, attn_implementation=given)
+        if given := (config.model_init_kwargs or {}).get("attn_implementation"):
+            student.set_attn_implementation(given)
     except (ImportError, ValueError) as error:
         raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
 
