@@ -107,30 +107,28 @@ def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, An
     rows = conversations(60)
     rows[1] = {"conversations": []}
     keys |= {"streaming": True, "skip_bad": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))]}
-    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for lost in ("final", "checkpoint-4"):
-        shutil.rmtree(tmp_path / "cut" / lost)
-    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "cut")})
-    assert logged(again, "loss") == logged(whole, "loss")
-    first, second = weights(whole), weights(again)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    whole = check_goes_on(keys, tmp_path, "checkpoint-4")
     assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
 
 
 def test_a_stream_is_read_again_from_where_it_was(keys: dict[str, Any], tmp_path: Path) -> None:
     """Its second pass, too, though transformers knows of epochs only."""
-    keys |= {"streaming": True, "held_out": 2, "eval_strategy": "no", "save_steps": 4, "max_steps": 6}
+    keys |= {"streaming": True, "held_out": 2, "save_steps": 4, "max_steps": 6}
     keys |= {"datasets": [str(write_rows(tmp_path / "rows.jsonl", conversations(8)))]}
-    keys.pop("eval_steps", None)
-    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for lost in ("final", "checkpoint-6"):
-        shutil.rmtree(tmp_path / "cut" / lost)
-    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "cut")})
+    check_goes_on(keys, tmp_path, "checkpoint-6")
+
+
+def check_goes_on(keys: dict[str, Any], folder: Path, lost: str) -> Path:
+    """A training without its end, gone on with, is the whole one; the model that the whole one made."""
+    whole = train(folder / "r.yaml", **keys | {"output_dir": str(folder / "whole")})
+    shutil.copytree(folder / "whole", folder / "cut")
+    for name in ("final", lost):
+        shutil.rmtree(folder / "cut" / name)
+    again = train(folder / "r.yaml", resume=True, **keys | {"output_dir": str(folder / "cut")})
     assert logged(again, "loss") == logged(whole, "loss")
     first, second = weights(whole), weights(again)
     assert all(torch.equal(first[name], second[name]) for name in first)
+    return whole
 
 
 def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) -> None:
