@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ def make_llama(folder: Path, sharded: bool = True, dtype: torch.dtype = torch.fl
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("---\nlicense: llama3.1\n---\n# A tiny Llama\n")
     (folder / "modeling_evil.py").write_text("raise SystemExit('code from a source folder ran')")
+    return folder
+
+
+def broken_copy(source: Path, folder: Path, layer: int) -> Path:
+    """A copy of a checkpoint in one file, with a weight of `layer` that is no number."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[f"model.layers.{layer}.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

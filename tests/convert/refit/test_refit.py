@@ -20,7 +20,7 @@ from rewired.convert import Conversion, RefitRequest, Request, convert
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
-from tests.convert.checkpoints import snapshot
+from tests.convert.checkpoints import broken_copy, snapshot
 from tests.evaluate.world import make_dense
 
 LADDER = [{"layers": "1-4", "preset": "ladder"}]
@@ -275,11 +275,7 @@ def test_a_token_whose_embedding_is_zero_does_no_harm(request_of: Request, tmp_p
 
 
 def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
-    source = tmp_path / "dense"
-    shutil.copytree(dense, source)
-    weights = load_file(source / "model.safetensors")
-    weights["model.layers.2.mlp.down_proj.weight"][0, 0] = float("nan")
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    source = broken_copy(dense, tmp_path / "dense", layer=2)
     with pytest.raises(ValueError, match="original's layer 2 gives no finite numbers: are the checkpoint's weights"):
         convert(source, tmp_path / "out", request_of)
     assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ from rewired.convert.select.choice import STANDARD
 from rewired.convert.select.scores import Score
 from rewired.convert.select.wirings import NAMES, WIRINGS
 from rewired.convert.select.wirings import exposed as waits
-from tests.convert.checkpoints import run, snapshot
+from tests.convert.checkpoints import broken_copy, run, snapshot
 from tests.evaluate.world import make_dense
 
 TOKENS = 4096
@@ -242,11 +242,7 @@ def test_a_broken_cache_is_said(content: str, dense: Path, text: Path, tmp_path:
 
 
 def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path: Path) -> None:
-    source = tmp_path / "dense"
-    shutil.copytree(dense, source)
-    weights = load_file(source / "model.safetensors")
-    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    source = broken_copy(dense, tmp_path / "dense", layer=1)
     with pytest.raises(ValueError, match="gives no finite KL: are the checkpoint's weights whole"):
         select(str(source), tmp_path / "choice", ask(text))
     assert not list((tmp_path / "cache").glob("scores/*/*"))
