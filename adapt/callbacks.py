@@ -29,20 +29,28 @@ class StopWhenDiverged(TrainerCallback):
     def __init__(self) -> None:
         self.best, self.good, self.above = math.inf, 0, 0
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Looks at what was logged before a training that is gone on with was cut off."""
+        for entry in state.log_history:
+            self._look(entry.get("loss"), int(entry["step"]))
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any
     ) -> None:
         """Looks at the loss that is logged."""
-        loss = (logs or {}).get("loss")
+        self._look((logs or {}).get("loss"), state.global_step)
+
+    def _look(self, loss: float | None, step: int) -> None:
         if loss is None:
             return
         self.best = min(self.best, loss)
         self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
         if not self.above:
-            self.good = state.global_step
+            self.good = step
         if self.above == _PATIENCE:
-            sentence = f"At step {state.global_step} the loss is {loss:.2f}, and was {self.best:.2f} before"
-            raise DivergedError(sentence, self.good)
+            raise DivergedError(f"At step {step} the loss is {loss:.2f}, and was {self.best:.2f} before", self.good)
 
 
 class MeasureDivergence(TrainerCallback):

@@ -10,17 +10,23 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from rewired.adapt.callbacks import DivergedError, StopWhenDiverged
 
 
-def feed(losses: list[float], each: int = 10) -> None:
+def feed(losses: list[float], each: int = 10, cut_off_after: int = 0) -> None:
+    """What is logged every so many steps, of a training that is gone on with after so many logs."""
     watch, state, arguments = StopWhenDiverged(), TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True)
     for number, loss in enumerate(losses, start=1):
         state.global_step = number * each
         logs: dict[str, Any] = {"loss": loss}
         watch.on_log(arguments, state, TrainerControl(), logs=logs)
+        state.log_history.append(logs | {"step": state.global_step})
+        if number == cut_off_after:
+            watch = StopWhenDiverged()
+            watch.on_train_begin(arguments, state, TrainerControl())
 
 
-def test_a_loss_that_stays_far_above_stops_and_the_last_healthy_step_is_known() -> None:
+@pytest.mark.parametrize("cut_off_after", [0, 4, 8])
+def test_a_loss_that_stays_far_above_stops_and_the_last_healthy_step_is_known(cut_off_after: int) -> None:
     with pytest.raises(DivergedError, match=r"At step 110 the loss is 50\.00, and was 2\.00") as stopped:
-        feed([2.0, 2.1, 2.3, 2.2, 2.1, 2.4, *[50.0] * 5])
+        feed([2.0, 2.1, 2.3, 2.2, 2.1, 2.4, *[50.0] * 5], cut_off_after=cut_off_after)
     assert stopped.value.good == 60
 
 
