@@ -19,6 +19,7 @@ from rewired.residual_stream import ResidualStream
 from rewired.sharding import row_parallel
 
 from .distillation import Losses
+from .losses import apart
 from .teacher import Teacher
 from .tokens import IGNORED
 
@@ -43,7 +44,10 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
         mask = labels[:, 1:] != IGNORED
         with torch.no_grad(), teacher.without_adapters():
             streams = watch.streams(self.model.layers)
-        errors = [_apart(self.model.layers[index], *streams[index], watch.arguments, mask) for index in layers]
+        errors = []
+        for index in layers:
+            before, after = streams[index]
+            errors.append(apart(_given(self.model.layers[index], before, watch.arguments), after, mask))
         watch.forget()
         hidden = torch.stack(errors).mean()
         nothing = hidden.new_zeros(())
@@ -52,12 +56,10 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
     model.forward = MethodType(forward, model)
 
 
-def _apart(layer: Any, before: ResidualStream, after: torch.Tensor, arguments: Any, mask: torch.Tensor) -> torch.Tensor:
-    """Sum over tokens of |layer(before) - after|^2 / |after|^2."""
+def _given(layer: Any, before: ResidualStream, arguments: Any) -> torch.Tensor:
+    """All that is in the stream after `layer`, [B, T, H]."""
     output = layer(before, **arguments)
-    total = output.total(layer.shards) if isinstance(output, ResidualStream) else output
-    own, wanted = (states[:, :-1][mask].float() for states in (total, after))
-    return ((own - wanted).square().sum(-1) / wanted.square().sum(-1)).sum()
+    return output.total(layer.shards) if isinstance(output, ResidualStream) else output
 
 
 class _Watch:

@@ -30,11 +30,15 @@ def card(
     before = (start / "README.md").read_text(encoding="utf-8") if (start / "README.md").is_file() else ""
     for sentence, instead in _NO_MORE:
         before = before.replace(sentence, instead)
-    before = before.split("\n## Training\n")[0].rstrip()
+    for part in (_CURVES, _LOGGED):
+        before = before.replace(part, "")  # these files are the last training's
     return _TRAINING.format(
-        before=before,
+        before=before.replace("\n## Training\n", "\n## Earlier training\n").rstrip(),
+        logged=_LOGGED,
+        curves=_CURVES,
         tokens=record["tokens"],
         steps=record["steps"],
+        earlier=f", after {record['tokens_before']:,} tokens of earlier training" if record["tokens_before"] else "",
         recipe=yaml.safe_dump(dict(given), sort_keys=False).strip(),
         notes="\n".join(f"- {note}" for note in notes),
         rows="\n".join(_rows(history)),
@@ -52,20 +56,20 @@ def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:
     return rows
 
 
+_LOGGED = " All that was logged is in [training.json](training.json)."
+_CURVES = "![The curves of the training](curves.png)\n\n"
 _TRAINING = """{before}
 
 ## Training
 
-{steps:,} steps, {tokens:,} tokens. Losses are means a token, in nats; `held_out_kl` is KL(original || this) on text
-that was never trained on. All that was logged is in [training.json](training.json).
+{steps:,} steps, {tokens:,} tokens{earlier}. Losses are means a token, in nats; `held_out_kl` is KL(original || this) on
+text that was never trained on.{logged}
 
 | | first | last |
 |---|---|---|
 {rows}
 
-![The curves of the training](curves.png)
-
-{notes}
+{curves}{notes}
 
 ```yaml
 {recipe}

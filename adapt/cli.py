@@ -53,8 +53,8 @@ def _adapt(
         if dry_run:
             from .dry_run import describe
 
-            for number, stage in enumerate(stages, start=1):
-                print(describe(stage, f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
+            for number in range(1, len(stages) + 1):
+                print(describe(stages[:number], f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
             return
         from .start import original_of
         from .train import adapt, is_first_rank

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.residual_stream import ResidualStream
 
-from .losses import TokenLoss, token_loss
+from .losses import TokenLoss, apart, token_loss
 from .teacher import Teacher
 from .tokens import IGNORED
 
@@ -35,7 +35,7 @@ def add_losses(
     """Let `model(..., labels=..., distils=True)` give `Losses`, and `model(..., original=True)` the original's logits.
 
     `hidden_weight` is that of the squared error between both streams after each of `layers`, relative to the original's
-    square.
+    square; after the model's last layer both are what the last norm makes of them.
     """
     plain, trunk = model.forward, _Trunk(model, teacher.first)
 
@@ -55,7 +55,9 @@ def add_losses(
         sums = token_loss(loss, states, _whole(self.lm_head), labels[mask], *judge)
         hidden = sums.ce.new_zeros(())
         if hidden_weight:
-            hidden = _apart(student.hidden_states, wanted.hidden_states, layers, max(teacher.first, 0), mask)
+            first = max(teacher.first, 0)
+            after = [(student.hidden_states[n + 1], wanted.hidden_states[n + 1 - first]) for n in layers]
+            hidden = torch.stack([apart(*pair, mask) for pair in after]).mean()
         return Losses(sums.total + hidden_weight * hidden, sums.ce, sums.kd, hidden, mask.sum())
 
     model.forward = MethodType(forward, model)
@@ -78,15 +80,6 @@ class _Trunk:
     def _keep(self, layer: Any, arguments: tuple[torch.Tensor | ResidualStream, ...]) -> None:
         stream = arguments[0]
         self.states = stream.total(layer.shards) if isinstance(stream, ResidualStream) else stream.detach()
-
-
-def _apart(student: Any, teacher: Any, layers: Sequence[int], first: int, mask: torch.Tensor) -> torch.Tensor:
-    """Sum over tokens of |student - teacher|^2 / |teacher|^2 after each of `layers`, on their average."""
-    found = []
-    for index in layers:
-        own, wanted = student[index + 1][:, :-1][mask].float(), teacher[index + 1 - first][:, :-1][mask].float()
-        found.append(((own - wanted).square().sum(-1) / wanted.square().sum(-1)).sum())
-    return torch.stack(found).mean()
 
 
 def _whole(head: nn.Module) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from .trainable import rewired_layers
 _FLOAT = 4  # bytes; AdamW has two moments
 
 
-def describe(stage: Stage, title: str) -> str:
-    """For a terminal. Raises ValueError for what `adapt` would refuse."""
+def describe(stages: Sequence[Stage], title: str) -> str:
+    """The last of `stages`, for a terminal. Raises ValueError for what `adapt` would refuse."""
+    stage, first = stages[-1], stages[0]
     recipe, config = stage.recipe, stage.config
-    model = outline(recipe)
+    model = outline([one.recipe for one in stages])
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        tokenizer = AutoTokenizer.from_pretrained(find_source(recipe.model).tokenizer(Path(scratch)))
+        tokenizer = AutoTokenizer.from_pretrained(find_source(first.recipe.model).tokenizer(Path(scratch)))
         set_chat_template(tokenizer, config)
         data = corpus.load(recipe, config, tokenizer)
     lines = [title] if title else []
@@ -53,16 +55,15 @@ def _memory(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> list
     layers = rewired_layers(model.config)
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    of_layers = sum(parameter.numel() for index in layers for parameter in model.model.layers[index].parameters())
+    of_layers = sum(
+        parameter.numel()
+        for index in layers
+        for name, parameter in model.model.layers[index].named_parameters()
+        if "lora_" not in name
+    )
     what = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
     if recipe.train == LORA:
-        what = f"LoRA on layers {_spans(layers)}"
-        trained = sum(
-            recipe.lora_r * sum(parameter.shape)
-            for index in layers
-            for parameter in model.model.layers[index].parameters()
-            if parameter.ndim == 2
-        )
+        what = f"LoRA on layers {_spans(layers or list(range(model.config.num_hidden_layers)))}"
     owned = {"all": total, "rewired": of_layers}.get(recipe.train, of_layers if request(recipe).refit else 0)
     parts = {
         "weights": total * _FLOAT,

@@ -150,3 +150,12 @@ def _of_chunk(
         kd = t * t * divergences.sum()
         gradient.add_(slope, alpha=loss.kd * t)
     return gradient, torch.stack([loss.ce * ce + loss.kd * kd, ce, kd])
+
+
+def apart(own: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum of |own - wanted|^2 / |wanted|^2 over the tokens whose next one counts.
+
+    `own` and `wanted` are streams, [B, T, H], and `mask` [B, T - 1].
+    """
+    own, wanted = (states[:, :-1][mask].float() for states in (own, wanted))
+    return ((own - wanted).square().sum(-1) / wanted.square().sum(-1)).sum()

@@ -17,11 +17,13 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
+from . import refused
 from .data import Source
 from .losses import DIVERGENCES
 from .trainable import CHOICES
 
 LORA = "lora"
+NO_REFIT = ("none", "false", "no")
 _STAGED = "stages"  # a list of what each stage changes of the recipe
 _IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on the command line too
 _EXTENDS = "extends"  # another recipe, from which this one inherits
@@ -108,6 +110,11 @@ class Recipe:
         return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
 
     @property
+    def prepares(self) -> bool:
+        """Whether it says how the model is to be rewired, beside the wiring."""
+        return self.tp_shards is not None or (self.refit or NO_REFIT[0]).lower() not in NO_REFIT
+
+    @property
     def distills(self) -> bool:
         """Whether the original is needed to train."""
         return self.align or self.kd_weight > 0 or self.hidden_weight > 0
@@ -136,9 +143,15 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     stages = content.pop(_STAGED, None) or [{}]
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise ValueError(f"{path}: `stages` is a list of what each stage changes.")
-    if any("output_dir" in stage for stage in stages):
-        raise ValueError(f"{path}: all stages lie in the recipe's output_dir: name it beside `stages`.")
-    return [_parse(path, content | stage, overrides) for stage in stages]
+    for key in ("output_dir", "model"):
+        if any(key in stage for stage in stages):
+            raise ValueError(f"{path}: all stages have one {key}: name it beside `stages`.")
+    found = [_parse(path, content | stage, overrides) for stage in stages]
+    if all(stage.recipe.wiring is None for stage in found) and any(stage.recipe.prepares for stage in found):
+        raise ValueError(
+            f"{path}: refit and tp_shards are for a model that is rewired first: give a wiring, or refit: none."
+        )
+    return found
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -170,6 +183,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
             raise ValueError(
                 f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
             )
+        if key in refused.NEVER:
+            raise ValueError(f"{path}: '{key}' is not for adapt: {refused.NEVER[key]}.")
     defaults: dict[str, Any] = {
         "output_dir": f"out/{path.stem}",
         "assistant_only_loss": True,
@@ -192,6 +207,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         raise ValueError(
             f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
         )
+    if recipe.distills:
+        refused.check(config)
     flags = [key.replace("-", "_") for key in given]
     read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *flags]}
     return Stage(recipe, config, {name: _plain(value, content.get(name)) for name, value in read_as.items()})

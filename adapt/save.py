@@ -41,12 +41,14 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
+    before = config.get(RECORD, {"tokens": 0, "tokens_before": 0})
     config[RECORD] = {
         "base": start.base,
         "layers": layers,
         "ends": ends,
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
+        "tokens_before": before["tokens"] + before["tokens_before"],
     }
     with staged_folder(made) as staging:
         shutil.copytree(start.folder, staging, ignore=shutil.ignore_patterns(*_NOT_COPIED, ".*"), dirs_exist_ok=True)

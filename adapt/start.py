@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from transformers import AutoConfig
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.convert import RefitRequest, Request, base, convert
 from rewired.convert.checkpoint import Checkpoint
+from rewired.convert.plan import rewire
 from rewired.convert.request import MIX
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
 from rewired.wiring import wiring_to_json
 
-from .recipe import LORA, Recipe
+from .lora import add_lora
+from .recipe import LORA, NO_REFIT, Recipe
 from .trainable import choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
-NO_REFIT = ("none", "false", "no")
 
 
 @dataclass(frozen=True)
@@ -53,32 +54,45 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     return _opened(folder, recipe.model)
 
 
-def outline(recipe: Recipe) -> RewiredLlamaForCausalLM:
-    """The student without weights, what is not trained frozen.
+def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
+    """The student of the last of `recipes`, of which each trains what the one before it made; without weights, and what
+    is not trained frozen.
 
     Raises ValueError for a model, a wiring or a choice of what to train that make no sense; nothing is written.
     """
-    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        folder = find_source(recipe.model).preview(Path(scratch))
-        config = AutoConfig.from_pretrained(folder)
-        if recipe.wiring is None:
-            _check_rewired(folder, Checkpoint.open(folder).config)
-        else:
-            plan = convert(recipe.model, Path(scratch) / "start", request(recipe), dry_run=True).plan
-            known = {
-                key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
-            }
-            known |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
-            config = RewiredLlamaConfig(**known)
+    config, recipe = _config(recipes), recipes[-1]
     if (recipe.align or recipe.hidden_weight) and not rewired_layers(config):
         raise ValueError(
             "align and hidden_weight compare what rewired layers give, and this model has none: leave them out."
         )
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)
-    lora_trains = "rewired" if rewired_layers(config) else "all"
-    choose(model, lora_trains if recipe.train == LORA else recipe.train)
+    if recipe.train == LORA:
+        add_lora(model, recipe)
+    else:
+        choose(model, recipe.train)
     return model
+
+
+def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
+    """The model's, after the last of `recipes` rewired it."""
+    first, *others = recipes
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+        folder = find_source(first.model).preview(Path(scratch))
+        found: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
+        found = {key: value for key, value in found.items() if key not in ("model_type", "architectures")}
+        if first.wiring is None:
+            _check_rewired(folder, Checkpoint.open(folder).config)
+        else:
+            plan = convert(first.model, Path(scratch) / "start", request(first), dry_run=True).plan
+            found |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
+    config = RewiredLlamaConfig(**found)
+    for recipe in others:
+        if recipe.wiring is not None:
+            regions = rewire(config.regions, recipe.wiring, config.num_hidden_layers)
+            found |= {"wiring": wiring_to_json(regions), "tp_shards": recipe.tp_shards or config.tp_shards}
+            config = RewiredLlamaConfig(**found)
+    return config
 
 
 def request(recipe: Recipe) -> Request:

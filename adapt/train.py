@@ -12,24 +12,25 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
 from transformers.distributed import DistributedConfig
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, set_seed
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 from rewired.sources import checkpoint_folder
 
-from . import begun, corpus
+from . import begun, corpus, refused
 from .alignment import add_alignment
 from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
+from .lora import add_lora
 from .losses import TokenLoss
-from .recipe import LORA, Recipe, Stage
+from .recipe import LORA, NO_REFIT, Recipe, Stage
 from .save import save
-from .start import NO_REFIT, Start, outline, prepare
+from .sharded_trainer import ShardedTrainer
+from .start import Start, outline, prepare
 from .teacher import Teacher, beside, sharded
 from .tokens import set_chat_template
 from .trainable import choose, rewired_layers
@@ -43,6 +44,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     checkpoint. Raises ValueError with one sentence for a recipe, a model or data that cannot be used, and for a loss
     that diverges.
     """
+    refused.check_launch()
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
@@ -59,7 +61,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         elif resume:
             begun.check(stage, folder, ())
     with state.main_process_first():  # whatever can be wrong is read before hours of work
-        inputs = [_inputs(stage, stages[0].recipe.model) for stage, *_ in todo]
+        done = len(stages) - len(todo)
+        inputs = [_inputs(stages[: done + number]) for number in range(1, len(todo) + 1)]
     for (stage, folder, made), (tokenizer, data) in zip(todo, inputs, strict=True):
         _run(stage, folder, made, tokenizer, data, on_layer)
         state.wait_for_everyone()
@@ -71,17 +74,17 @@ def is_first_rank() -> bool:
     return bool(PartialState().is_main_process)
 
 
-def _inputs(stage: Stage, model: str) -> tuple[Any, corpus.Corpus]:
-    """The tokenizer of the `model` that the first stage starts from, and the data, once all else was checked.
+def _inputs(stages: Sequence[Stage]) -> tuple[Any, corpus.Corpus]:
+    """The tokenizer and the data of the last of `stages`, once all else was checked.
 
     Raises ValueError for a stage that cannot be run.
     """
-    student = outline(replace(stage.recipe, model=model))
-    _check_attention(student, stage.config)
-    _check_reporting(stage.config)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(model))
-    set_chat_template(tokenizer, stage.config)
-    return tokenizer, corpus.load(stage.recipe, stage.config, tokenizer)
+    recipe, config = stages[-1].recipe, stages[-1].config
+    _check_attention(outline([stage.recipe for stage in stages]), config)
+    _check_reporting(config)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(stages[0].recipe.model))
+    set_chat_template(tokenizer, config)
+    return tokenizer, corpus.load(recipe, config, tokenizer)
 
 
 def _check_attention(student: Any, config: Any) -> None:
@@ -113,8 +116,8 @@ def _run(
         state.print(note)
     with state.main_process_first():
         start = prepare(recipe, folder / "start", on_layer)
-    trainer = make_trainer(recipe, config, folder, start, tokenizer, data)
     last = get_last_checkpoint(folder)
+    trainer = make_trainer(recipe, config, folder, start, tokenizer, data, last)
     try:
         if not (last and trainer.load_finished(last)):
             trainer.train(resume_from_checkpoint=last)
@@ -134,20 +137,27 @@ def _run(
 
 
 def make_trainer(
-    recipe: Recipe, config: Any, folder: Path, start: Start, tokenizer: Any, data: corpus.Corpus
+    recipe: Recipe,
+    config: Any,
+    folder: Path,
+    start: Start,
+    tokenizer: Any,
+    data: corpus.Corpus,
+    checkpoint: str | None = None,
 ) -> AdaptTrainer:
-    """All that a training needs, put together."""
+    """All that a training needs, put together, to begin or to go on from `checkpoint`."""
     config.output_dir = str(folder)
     config.assistant_only_loss = False  # the labels say what is learnt
     set_seed(config.seed)  # LoRA's matrices are drawn before the trainer does so
-    model = load_model(recipe, config, start)
+    # what is sharded at load time is loaded from where it goes on
+    model = load_model(recipe, config, Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder)
     student = _bare(model)
     layers = rewired_layers(student.config)
     windows = data.windows(config.max_length or student.config.max_position_embeddings)
     every = int(config.eval_steps or 0)
     teacher = make_teacher(model, recipe, config, start) if recipe.distills or (every and windows is not None) else None
     callbacks: list[TrainerCallback] = [StopWhenDiverged()]
-    trainer = AdaptTrainer(
+    trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=config,
         train_dataset=data.endless(),
@@ -166,29 +176,20 @@ def make_trainer(
     return trainer
 
 
-def load_model(recipe: Recipe, config: Any, start: Start) -> Any:
-    """The student, a PeftModel where LoRA is trained, and frozen what is not trained."""
+def load_model(recipe: Recipe, config: Any, folder: Path) -> Any:
+    """The student in `folder`, a PeftModel where LoRA is trained, and frozen what is not trained."""
     options: dict[str, Any] = {"dtype": torch.float32} | (config.model_init_kwargs or {})
     if recipe.is_sharded:
         options["distributed_config"] = _distributed(recipe)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(start.folder, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     config.model_init_kwargs = None
-    if recipe.train != LORA:
-        choose(model, recipe.train)
-        return model
-    targets = recipe.lora_target_modules or [*COLUMN_PARALLEL, *ROW_PARALLEL]
-    layers = rewired_layers(model.config) or None
-    lora = LoraConfig(
-        r=recipe.lora_r,
-        lora_alpha=recipe.lora_alpha,
-        target_modules=targets,
-        layers_to_transform=layers,
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, lora)
+    if recipe.train == LORA:
+        return add_lora(model, recipe)
+    choose(model, recipe.train)
+    return model
 
 
 def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teacher:

@@ -101,6 +101,7 @@ class AdaptTrainer(SFTTrainer):
         self._load_from_checkpoint(checkpoint)
         self.state = state
         self._total_train_tokens = json.loads((Path(checkpoint) / _TOKENS).read_text())
+        self._check_last_step()
         return True
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -35,6 +35,28 @@ def test_it_tells_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("wiring", "targets", "told"),
+    [
+        (LADDER, ["q_proj", "down_proj"], f"LoRA on layers 2-4, {2 * 2 * (24 + 24 + 24 + 48)} of"),
+        ([{"layers": "0-", "preset": "standard"}], ["q_proj"], f"LoRA on layers 0-4, {4 * 2 * (24 + 24)} of"),
+    ],
+)
+def test_it_counts_what_lora_trains(
+    wiring: list[dict[str, Any]],
+    targets: list[str],
+    told: str,
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a dense control, too, all of whose layers learn."""
+    keys |= {"train": "lora", "lora_r": 2, "lora_target_modules": targets, "wiring": wiring}
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    assert told in capsys.readouterr().out
+
+
 def test_it_takes_the_recipes_chat_template(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

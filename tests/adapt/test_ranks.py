@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,26 +16,45 @@ from safetensors.torch import load_file
 
 from tests.convert.checkpoints import run
 
-from .world import LADDER, write_recipe
+from .world import LADDER, logged, train, weights, write_recipe
 
 STEPS, ROWS = 50, 4
-SPLITS: dict[str, tuple[int, dict[str, Any]]] = {
-    "DDP": (2, {}),
-    "FSDP2": (2, {"fsdp_size": 2, "save_strategy": "no"}),
-    "HSDP": (4, {"fsdp_size": 2, "dp_replicate_size": 2, "save_strategy": "no"}),
+CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
+LAUNCHERS = {
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node"],
+    "one node": ["accelerate", "launch", "--config_file", str(CONFIGS / "one-node.yaml"), "--num_processes"],
+    "many nodes": [
+        *["accelerate", "launch", "--config_file", str(CONFIGS / "many-nodes.yaml")],
+        *["--num_machines", "1", "--main_process_port", "0", "--num_processes"],
+    ],
+}
+SPLITS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "DDP": ("torchrun", 2, {}),
+    "FSDP2": ("one node", 2, {"fsdp_size": 2}),
+    "HSDP": ("many nodes", 4, {"fsdp_size": 2, "dp_replicate_size": 2}),
 }
 
 
-def launch(ranks: int, recipe: Path) -> None:
-    command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+def launch(launcher: str, ranks: int, recipe: Path, *flags: str) -> None:
+    program, *options = LAUNCHERS[launcher]
+    command = [str(Path(sys.executable).parent / program), *options, str(ranks)]
     done = subprocess.run(
-        [*command, "-m", "rewired.adapt", str(recipe)],
+        [*command, "-m", "rewired.adapt", str(recipe), *flags],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_launcher_that_shards_the_model_itself_is_refused(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"models are sharded by fsdp_size.*launch with one of recipes/accelerate"):
+        train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "out")})
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +89,9 @@ def alone(keys: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_ranks_learn_what_one_process_does(split: str, keys: dict[str, Any], alone: Path, tmp_path: Path) -> None:
-    ranks, changes = SPLITS[split]
+    launcher, ranks, changes = SPLITS[split]
     changes = changes | {"per_device_train_batch_size": ROWS // ranks, "output_dir": str(tmp_path / "out")}
-    launch(ranks, write_recipe(tmp_path / "r.yaml", **keys | changes))
+    launch(launcher, ranks, write_recipe(tmp_path / "r.yaml", **keys | changes))
     made = tmp_path / "out" / "final"
     logs = [json.loads((folder / "training.json").read_text()) for folder in (alone, made)]
     for name in ("loss", "ce", "kd", "hidden", "num_tokens", "held_out_kl"):
@@ -80,3 +100,24 @@ def test_ranks_learn_what_one_process_does(split: str, keys: dict[str, Any], alo
     expected_weights, weights = (load_file(folder / "model.safetensors") for folder in (alone, made))
     for name, tensor in expected_weights.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_training_on_ranks_that_was_cut_off_goes_on_as_the_same(
+    split: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each rank finds its part of the weights and of the optimizer's moments again; bit for bit."""
+    launcher, ranks, changes = SPLITS[split]
+    changes = changes | {"per_device_train_batch_size": 1, "max_steps": 6, "save_steps": 2, "logging_steps": 1}
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | changes | {"output_dir": str(tmp_path / "whole")})
+    launch(launcher, ranks, recipe)
+    cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for lost in ("final", "checkpoint-6"):
+        shutil.rmtree(cut / lost)
+    launch(launcher, ranks, recipe, "--output_dir", str(cut), "--resume")
+    whole, again = tmp_path / "whole" / "final", cut / "final"
+    for name in ("loss", "kd", "num_tokens", "held_out_kl", "learning_rate"):
+        assert logged(again, name) == logged(whole, name) != [], name
+    first, second = weights(whole), weights(again)
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -72,9 +74,29 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     assert made == tmp_path / "out" / "final"
     model: Any = AutoModelForCausalLM.from_pretrained(made)
     assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
-    first, second = weights(tmp_path / "out" / "stage-1" / "final"), weights(made)
+    half = tmp_path / "out" / "stage-1" / "final"
+    first, second = weights(half), weights(made)
     assert not torch.equal(first["model.layers.2.mlp.up_proj.weight"], second["model.layers.2.mlp.up_proj.weight"])
     assert original_of(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
+    seen, in_all = (json.loads((folder / "config.json").read_text())["adapted"] for folder in (half, made))
+    assert in_all["tokens_before"] == seen["tokens"] > 0
+    assert f"after {seen['tokens']:,} tokens of earlier training" in (made / "README.md").read_text()
+
+
+def test_a_stage_goes_on_with_what_an_earlier_one_rewired(keys: dict[str, Any], tmp_path: Path) -> None:
+    """It needs no wiring of its own, and another stage's is refused before any is trained."""
+    stages: list[dict[str, Any]] = [{"wiring": LADDER, "tp_shards": 4}, {"learning_rate": 1e-4}]
+    keys |= {"wiring": None, "max_steps": 2}
+    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
+    config = json.loads((made / "config.json").read_text())
+    assert config["wiring"][1:] == LADDER and config["tp_shards"] == 4
+    card = (made / "README.md").read_text()
+    assert card.index("## Earlier training") < card.index("## Training") < card.index("learning_rate: 0.0001")
+    assert card.count("curves.png") == card.count("training.json)") == 1
+    bad = {"stages": [*stages, {"wiring": [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}]}]}
+    with pytest.raises(ValueError, match="overlap"):
+        train(tmp_path / "r.yaml", **keys | bad | {"output_dir": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
 
 
 def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -158,9 +180,23 @@ def test_weights_that_the_last_step_breaks_are_not_saved(keys: dict[str, Any], t
     assert not (tmp_path / "out" / "final").exists()
 
 
+def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Its checkpoint of the last step is there, and that is all there is to tell of it."""
+    made = train(tmp_path / "r.yaml", **keys)
+    shutil.rmtree(made)
+    last = tmp_path / "out" / "checkpoint-4"
+    broken = weights(last)
+    broken["model.layers.2.mlp.up_proj.weight"].fill_(torch.nan)
+    save_file(broken, last / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"After step 4 the loss is nan: .*checkpoint-2\. "):
+        train(tmp_path / "r.yaml", resume=True, **keys)
+    assert not made.exists() and not last.exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"train": "lora", "lora_target_modules": ["z_proj"]}, "lora_target_modules: .*z_proj"),
         ({"model": "nowhere"}, "no folder 'nowhere'"),
         ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),
         ({"wiring": None}, "give a wiring"),

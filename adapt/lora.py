@@ -1,0 +1,29 @@
+"""LoRA on a student: by PEFT, on the layers that are rewired, or on all where none is."""
+
+from __future__ import annotations
+
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+
+from .recipe import Recipe
+from .trainable import rewired_layers
+
+
+def add_lora(model: RewiredLlamaForCausalLM, recipe: Recipe) -> PeftModel:
+    """`model` with adapters in its own projections, and all else of it frozen.
+
+    Raises ValueError for `lora_target_modules` that the model does not have.
+    """
+    config = LoraConfig(
+        r=recipe.lora_r,
+        lora_alpha=recipe.lora_alpha,
+        target_modules=recipe.lora_target_modules or [*COLUMN_PARALLEL, *ROW_PARALLEL],
+        layers_to_transform=rewired_layers(model.config) or None,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ValueError(f"lora_target_modules: {str(error).splitlines()[0]}") from None
