@@ -30,6 +30,7 @@ from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.refit.documents import sources
 from rewired.convert.refit.run import RECIPE
 from rewired.convert.refit.text import windows_of
+from rewired.convert.select import wirings as select_wirings
 from rewired.evaluate.divergence import Divergence, divergence
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
@@ -37,14 +38,9 @@ MODEL = "smollm2-135m"
 KINDS = ("prose", "chat", "code")
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
-WIRINGS: dict[str, dict[str, Any]] = {
-    "ladder": {"preset": "ladder"},
-    "ladder-peek": {"preset": "ladder", "peek": True},
-    "desync-2x": {"preset": "desync", "every": 2},
+WIRINGS: dict[str, dict[str, Any]] = select_wirings.WIRINGS | {
     "desync-4x": {"preset": "desync", "every": 4},
     "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
-    "parallel": {"preset": "parallel"},
-    "parallel-overlap": {"preset": "parallel", "overlap": True},
 }
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
