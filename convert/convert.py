@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.sources import find_source
-from rewired.wiring import Region, resolve
+from rewired.wiring import resolve
 
 from . import base, destination
-from .checkpoint import Checkpoint, gain_names
+from .checkpoint import Checkpoint
 from .cost import Cost
-from .request import MIX, Plan, RefitRequest, Request, default_name, make_plan
+from .request import MIX, Plan, RefitRequest, Request, check_gains, default_name, make_plan
 from .rewrite import cast_size, check_types, parse_dtype
 from .safetensors_header import TensorInfo
 from .write import Job, new_config, write
@@ -140,20 +140,5 @@ def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo],
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo]:
     """The checkpoint's tensors. Raises ValueError if they are not whole, or hold gains that the new wiring changes."""
     tensors = checkpoint.tensors()
-    stored = set(checkpoint.gains(tensors))
-    if stored and (
-        plan.tp_shards != checkpoint.tp_shards
-        or _gained(plan.regions, checkpoint) != _gained(checkpoint.regions, checkpoint)
-    ):
-        raise ValueError(
-            f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
-            "name other layers, or rewire the model that it was trained from."
-        )
+    check_gains(checkpoint, checkpoint.gains(tensors), plan.regions, plan.tp_shards)
     return tensors
-
-
-def _gained(regions: list[Region], checkpoint: Checkpoint) -> dict[str, Region]:
-    """The wiring of each module that has a gain."""
-    shape = checkpoint.shape
-    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
-    return dict(zip(gain_names(regions, shape), (m.region for m in modules if m.reads_shards), strict=True))

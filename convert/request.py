@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from typing import Any
 from rewired.sources import Source
 from rewired.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, gain_names
 from .cost import Cost
-from .llama import AUTHORS_LADDER
+from .llama import AUTHORS_LADDER, LlamaShape
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text
@@ -123,6 +123,22 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
             f"the base that they were made from instead, {name}."
         )
     return True
+
+
+def check_gains(checkpoint: Checkpoint, stored: Collection[str], regions: list[Region], tp_shards: int) -> None:
+    """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
+    before, after = (_gained(wiring, checkpoint.shape) for wiring in (checkpoint.regions, regions))
+    if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
+        raise ValueError(
+            f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
+            "name other layers, or rewire the model that it was trained from."
+        )
+
+
+def _gained(regions: list[Region], shape: LlamaShape) -> dict[str, tuple[Any, ...]]:
+    """What each module that has a gain computes by."""
+    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
+    return dict(zip(gain_names(regions, shape), (_function(m) for m in modules if m.reads_shards), strict=True))
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, modules: Sequence[ModuleWiring]) -> list[str]:

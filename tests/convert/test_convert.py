@@ -194,6 +194,23 @@ class TestRewiringAgain:
         more = self.rewired(trained, {"layers": "0-2", "preset": "parallel"})
         assert torch.isfinite(logits(more)).all()
 
+    @pytest.mark.parametrize("layers", ["1-6", "1-2"])
+    def test_more_layers_may_peek_beside_those_whose_gains_were_trained(self, layers: str, source: Path) -> None:
+        """As progressive conversion does it: trained gains stay, and those of new layers are new."""
+        first = self.rewired(source, {"layers": "2-6", "preset": "ladder", "peek": True}, out="first")
+        model: Any = AutoModelForCausalLM.from_pretrained(first)
+        with torch.no_grad():
+            model.model.layers[3].input_gain.weight.fill_(0.5)
+        model.save_pretrained(source.parent / "trained")
+        more = self.rewired(source.parent / "trained", {"layers": layers, "preset": "ladder", "peek": True})
+        grown: Any = AutoModelForCausalLM.from_pretrained(more)
+        assert (grown.model.layers[3].input_gain.weight == 0.5).all()
+        fresh: Any = AutoModelForCausalLM.from_pretrained(
+            self.rewired(source, {"layers": "1-6", "preset": "ladder", "peek": True}, out="fresh")
+        )
+        expected = fresh.model.layers[1].post_attention_gain.weight
+        assert torch.equal(grown.model.layers[1].post_attention_gain.weight, expected)
+
 
 def logits_of_row(path: Path) -> torch.Tensor:
     return LlamaForCausalLM.from_pretrained(path)(torch.arange(6)[None]).logits
