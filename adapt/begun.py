@@ -8,6 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
 from .recipe import Stage
 
 _FILE = "recipe.json"
@@ -43,8 +46,15 @@ def write(stage: Stage, folder: Path) -> None:
     scratch.replace(folder / _FILE)
 
 
+def forget(folder: Path) -> None:
+    """Nothing was begun, if no step was saved: what was asked for cannot be done."""
+    if not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+        (folder / _FILE).unlink(missing_ok=True)
+
+
 def _keys(stage: Stage) -> dict[str, Any]:
-    """All of our keys, and those of TRL's and transformers' that were given, as JSON has them."""
+    """All of our keys, those of TRL's and transformers' that were given, and how many ranks share a step's rows."""
     given = {name: value for name, value in stage.given.items() if name != "output_dir"}
-    found: dict[str, Any] = json.loads(json.dumps(given | asdict(stage.recipe), default=str))
+    ranks = {"number of ranks": PartialState().num_processes}
+    found: dict[str, Any] = json.loads(json.dumps(given | asdict(stage.recipe) | ranks, default=str))
     return found

@@ -17,23 +17,30 @@ _NO_MORE = (  # sentences of a converted checkpoint's card, and what is true aft
     ),
 )
 _ROUNDED = 4
+_HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 
 def card(
     start: Path,
+    earlier: Path | None,
     given: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     record: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    """README.md of a model that was trained from the checkpoint in `start`; `given` are the recipe's keys."""
-    before = (start / "README.md").read_text(encoding="utf-8") if (start / "README.md").is_file() else ""
+    """README.md of a model that was trained from the checkpoint in `start`; `given` are the recipe's keys.
+
+    `earlier` is the model that was trained before, and rewired to be `start`, if one was.
+    """
+    before = _read(start)
     for sentence, instead in _NO_MORE:
         before = before.replace(sentence, instead)
+    if earlier is not None and earlier != start:
+        before = before.rstrip() + "\n" + _trainings(_read(earlier))
     for part in (_CURVES, _LOGGED):
         before = before.replace(part, "")  # these files are the last training's
     return _TRAINING.format(
-        before=before.replace("\n## Training\n", "\n## Earlier training\n").rstrip(),
+        before=before.replace(_HEADING, _EARLIER).rstrip(),
         logged=_LOGGED,
         curves=_CURVES,
         tokens=record["tokens"],
@@ -43,6 +50,17 @@ def card(
         notes="\n".join(f"- {note}" for note in notes),
         rows="\n".join(_rows(history)),
     )
+
+
+def _trainings(text: str) -> str:
+    """What a card says of them, which stands at its end."""
+    found = [text.index(heading) for heading in (_EARLIER, _HEADING) if heading in text]
+    return text[min(found) :] if found else ""
+
+
+def _read(folder: Path) -> str:
+    path = folder / "README.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from rewired.sources import find_source
 
 from . import corpus
 from .recipe import LORA, Recipe, Stage
-from .start import outline, request
+from .start import RECORD, outline
 from .tokens import set_chat_template
 from .trainable import rewired_layers
 
@@ -64,7 +64,8 @@ def _memory(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> list
     what = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
     if recipe.train == LORA:
         what = f"LoRA on layers {_spans(layers or list(range(model.config.num_hidden_layers)))}"
-    owned = {"all": total, "rewired": of_layers}.get(recipe.train, of_layers if request(recipe).refit else 0)
+    is_original = not any(getattr(model.config, key, None) for key in ("refit", RECORD))
+    owned = {"all": total, "rewired": of_layers}.get(recipe.train, 0 if is_original else of_layers)
     parts = {
         "weights": total * _FLOAT,
         "gradients": trained * _FLOAT,

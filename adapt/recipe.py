@@ -110,9 +110,9 @@ class Recipe:
         return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
 
     @property
-    def prepares(self) -> bool:
-        """Whether it says how the model is to be rewired, beside the wiring."""
-        return self.tp_shards is not None or (self.refit or NO_REFIT[0]).lower() not in NO_REFIT
+    def fits(self) -> bool:
+        """Whether a text to refit on is named."""
+        return (self.refit or NO_REFIT[0]).lower() not in NO_REFIT
 
     @property
     def distills(self) -> bool:
@@ -139,6 +139,7 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
 
     Raises ValueError for a file that is no recipe, for unknown keys, and for values that make no sense.
     """
+    refused.check_launch()
     content = _read(path, ())
     stages = content.pop(_STAGED, None) or [{}]
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -147,10 +148,12 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
         if any(key in stage for stage in stages):
             raise ValueError(f"{path}: all stages have one {key}: name it beside `stages`.")
     found = [_parse(path, content | stage, overrides) for stage in stages]
-    if all(stage.recipe.wiring is None for stage in found) and any(stage.recipe.prepares for stage in found):
-        raise ValueError(
-            f"{path}: refit and tp_shards are for a model that is rewired first: give a wiring, or refit: none."
-        )
+    if any(stage.get("refit") not in (None, False, *NO_REFIT) for stage in stages[1:]):
+        raise ValueError(f"{path}: a refit fits the original's weights, which only the first stage has.")
+    if found[0].recipe.wiring is None and found[0].recipe.fits:
+        raise ValueError(f"{path}: a refit is for a model that is rewired first: give a wiring, or refit: none.")
+    if all(stage.recipe.wiring is None and stage.recipe.tp_shards for stage in found):
+        raise ValueError(f"{path}: tp_shards is for a model that is rewired first: give a wiring, too.")
     return found
 
 
@@ -207,6 +210,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         raise ValueError(
             f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
         )
+    if config.save_strategy == "best":
+        raise ValueError(f"{path}: save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
     if recipe.distills:
         refused.check(config)
     flags = [key.replace("-", "_") for key in given]

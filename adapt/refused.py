@@ -27,6 +27,7 @@ NEVER: dict[str, str] = {
     "truncation_mode": "what is too long is cut at its end",
     "push_to_hub": "what is to be uploaded is the folder `final`, when it is there",
     "resume_from_checkpoint": "--resume goes on from the last whole checkpoint",
+    "save_only_model": "a checkpoint that --resume goes on from has the optimizer's moments, too",
     "save_on_each_node": "all machines write to one folder of a file system that they share",
 }
 

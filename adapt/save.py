@@ -14,7 +14,9 @@ from huggingface_hub import save_torch_state_dict
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
+from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.destination import staged_folder
+from rewired.sources import checkpoint_folder
 
 from .card import card
 from .plots import curves
@@ -41,14 +43,14 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
-    before = config.get(RECORD, {"tokens": 0, "tokens_before": 0})
+    before = config.get(RECORD, {"tokens": 0})
     config[RECORD] = {
         "base": start.base,
         "layers": layers,
         "ends": ends,
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
-        "tokens_before": before["tokens"] + before["tokens_before"],
+        "tokens_before": before["tokens"] + before.get("tokens_before", 0),
     }
     with staged_folder(made) as staging:
         shutil.copytree(start.folder, staging, ignore=shutil.ignore_patterns(*_NOT_COPIED, ".*"), dirs_exist_ok=True)
@@ -57,8 +59,15 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
         curves(history, staging / "curves.png")
         (staging / "README.md").write_text(
-            card(start.folder, stage.given, history, config[RECORD], notes), encoding="utf-8"
+            card(start.folder, _trained(stage.recipe.model), stage.given, history, config[RECORD], notes),
+            encoding="utf-8",
         )
+
+
+def _trained(model: str) -> Path | None:
+    """The folder of a checkpoint, if a training made it."""
+    folder = checkpoint_folder(model)
+    return folder if RECORD in Checkpoint.open(folder).config else None
 
 
 def _changed(model: Any, start: Start) -> tuple[list[int], bool]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.convert import RefitRequest, Request, base, convert
-from rewired.convert.checkpoint import Checkpoint
-from rewired.convert.plan import rewire
-from rewired.convert.request import MIX
+from rewired.convert.checkpoint import Checkpoint, gain_names
+from rewired.convert.request import MIX, Plan, check_gains, make_plan
+from rewired.convert.write import wired_config
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
-from rewired.wiring import wiring_to_json
 
 from .lora import add_lora
 from .recipe import LORA, NO_REFIT, Recipe
@@ -68,31 +66,40 @@ def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)
     if recipe.train == LORA:
-        add_lora(model, recipe)
+        add_lora(model, recipe)  # in the model's own modules
     else:
         choose(model, recipe.train)
     return model
 
 
 def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
-    """The model's, after the last of `recipes` rewired it."""
+    """The model's, after the last of `recipes` rewired it. Raises ValueError for what `convert` would refuse."""
     first, *others = recipes
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        folder = find_source(first.model).preview(Path(scratch))
-        found: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
-        found = {key: value for key, value in found.items() if key not in ("model_type", "architectures")}
+        checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
         if first.wiring is None:
-            _check_rewired(folder, Checkpoint.open(folder).config)
+            _check_rewired(checkpoint.folder, checkpoint.config)
         else:
             plan = convert(first.model, Path(scratch) / "start", request(first), dry_run=True).plan
-            found |= {"wiring": wiring_to_json(plan.regions), "tp_shards": plan.tp_shards}
-    config = RewiredLlamaConfig(**found)
-    for recipe in others:
+            checkpoint = _rewired(checkpoint, plan)
+    for number, recipe in enumerate(others, start=1):
+        trained = {RECORD: {"base": {"name": first.model}}}
+        made = Path(f"What stage {number} makes")
+        checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
         if recipe.wiring is not None:
-            regions = rewire(config.regions, recipe.wiring, config.num_hidden_layers)
-            found |= {"wiring": wiring_to_json(regions), "tp_shards": recipe.tp_shards or config.tp_shards}
-            config = RewiredLlamaConfig(**found)
-    return config
+            plan = make_plan(checkpoint, replace(request(recipe), refit=None))
+            gains = gain_names(checkpoint.regions, checkpoint.shape)
+            check_gains(checkpoint, gains, plan.regions, plan.tp_shards)
+            checkpoint = _rewired(checkpoint, plan)
+    return RewiredLlamaConfig.from_dict(checkpoint.config)
+
+
+def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
+    """As it will be, weights aside."""
+    config = wired_config(checkpoint.config, plan.regions, plan.tp_shards)
+    if plan.cost:
+        config["refit"] = {"base": {"name": str(checkpoint.folder)}}
+    return replace(checkpoint, config=config, regions=plan.regions)
 
 
 def request(recipe: Recipe) -> Request:

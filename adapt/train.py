@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sources import checkpoint_folder
 
-from . import begun, corpus, refused
+from . import begun, corpus
 from .alignment import add_alignment
 from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
@@ -29,7 +29,7 @@ from .lora import add_lora
 from .losses import TokenLoss
 from .recipe import LORA, NO_REFIT, Recipe, Stage
 from .save import save
-from .sharded_trainer import ShardedTrainer
+from .sharded_trainer import ShardedTrainer, tie
 from .start import Start, outline, prepare
 from .teacher import Teacher, beside, sharded
 from .tokens import set_chat_template
@@ -44,34 +44,45 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     checkpoint. Raises ValueError with one sentence for a recipe, a model or data that cannot be used, and for a loss
     that diverges.
     """
-    refused.check_launch()
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
+    for stage in stages:
+        _check_ranks(stage.recipe, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
-    made, todo = out / "final", []
-    for number, stage in enumerate(stages, start=1):
-        folder = out if len(stages) == 1 else out / f"stage-{number}"
-        if number > 1:
-            # weights that were trained stay what they are
-            stage = replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
-        made = (out if number == len(stages) else folder) / "final"
-        if not (made / "config.json").is_file():
-            todo.append((stage, folder, made))
-        elif resume:
-            begun.check(stage, folder, ())
+    folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
+    made = [*(folder / "final" for folder in folders[:-1]), out / "final"]
+    runs = [stages[0], *(_following(stage, before) for before, stage in zip(made, stages[1:], strict=False))]
+    done = max((n for n, folder in enumerate(made, start=1) if (folder / "config.json").is_file()), default=0)
+    for run, folder in zip(runs[:done], folders, strict=False):
+        begun.check(run, folder, ())
+    todo = range(done, len(stages))
     with state.main_process_first():  # whatever can be wrong is read before hours of work
-        done = len(stages) - len(todo)
-        inputs = [_inputs(stages[: done + number]) for number in range(1, len(todo) + 1)]
-    for (stage, folder, made), (tokenizer, data) in zip(todo, inputs, strict=True):
-        _run(stage, folder, made, tokenizer, data, on_layer)
+        inputs = {number: _inputs(stages[: number + 1]) for number in todo}
+    for number in todo:
+        _run(runs[number], folders[number], made[number], *inputs[number], on_layer)
         state.wait_for_everyone()
-    return made
+    return made[-1]
 
 
 def is_first_rank() -> bool:
     """Whether this process speaks for all of them."""
     return bool(PartialState().is_main_process)
+
+
+def _following(stage: Stage, made: Path) -> Stage:
+    """`stage`, on what the one before it made; weights that were trained stay what they are."""
+    return replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
+
+
+def _check_ranks(recipe: Recipe, ranks: int) -> None:
+    """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched."""
+    wanted = recipe.fsdp_size * recipe.dp_replicate_size * recipe.tp_size
+    if recipe.is_sharded and wanted != ranks:
+        raise ValueError(
+            f"fsdp_size, dp_replicate_size and tp_size make {wanted} ranks, and there are {ranks}: launch {wanted}, "
+            f"for example by torchrun --nproc-per-node {wanted} -m rewired.adapt RECIPE."
+        )
 
 
 def _inputs(stages: Sequence[Stage]) -> tuple[Any, corpus.Corpus]:
@@ -114,8 +125,12 @@ def _run(
         begun.write(stage, folder)
     for note in data.notes:
         state.print(note)
-    with state.main_process_first():
-        start = prepare(recipe, folder / "start", on_layer)
+    try:
+        with state.main_process_first():
+            start = prepare(recipe, folder / "start", on_layer)
+    except ValueError:
+        begun.forget(folder)
+        raise
     last = get_last_checkpoint(folder)
     trainer = make_trainer(recipe, config, folder, start, tokenizer, data, last)
     try:
@@ -149,7 +164,7 @@ def make_trainer(
     config.output_dir = str(folder)
     config.assistant_only_loss = False  # the labels say what is learnt
     set_seed(config.seed)  # LoRA's matrices are drawn before the trainer does so
-    # what is sharded at load time is loaded from where it goes on
+    # the Trainer fills other models from a checkpoint, and not those that are sharded when they are loaded
     model = load_model(recipe, config, Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder)
     student = _bare(model)
     layers = rewired_layers(student.config)
@@ -186,6 +201,8 @@ def load_model(recipe: Recipe, config: Any, folder: Path) -> Any:
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     config.model_init_kwargs = None
+    if recipe.is_sharded and recipe.tp_size == 1 and model.config.tie_word_embeddings:
+        tie(model)
     if recipe.train == LORA:
         return add_lora(model, recipe)
     choose(model, recipe.train)

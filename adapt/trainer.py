@@ -83,7 +83,7 @@ class AdaptTrainer(SFTTrainer):
         model: Any = self.model_wrapped
         model.eval()
         inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
-        with torch.no_grad():
+        with torch.no_grad(), self.accelerator.autocast():  # which a model has by itself only once it is prepared
             loss = self.compute_loss(model, inputs)
         if not torch.isfinite(self.accelerator.reduce(loss.clone())):
             step = self.state.global_step

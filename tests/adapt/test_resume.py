@@ -78,6 +78,15 @@ def test_nor_with_another_order_of_rows_or_another_rate(
         train(tmp_path / "r.yaml", resume=True, **keys | changed)
 
 
+def test_nor_on_another_number_of_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Which makes other steps of the same rows."""
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
+    recipe = tmp_path / "out" / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"number of ranks": 1', '"number of ranks": 2'))
+    with pytest.raises(ValueError, match="begun with another number of ranks: choose another output_dir"):
+        train(tmp_path / "r.yaml", resume=True, **keys)
+
+
 def test_a_longer_training_is_another_one_once_its_model_is_written(keys: dict[str, Any], tmp_path: Path) -> None:
     train(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
 from rewired.adapt.recipe import Recipe
-from rewired.adapt.start import original_of, prepare
+from rewired.adapt.start import original_of, outline, prepare
 from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose
+from rewired.adapt.trainable import choose, rewired_layers
 from rewired.convert import RefitRequest, Request, convert
 
 from .world import LADDER, command, conversations, logged, logits_of, train, weights, write_recipe, write_rows
@@ -80,7 +81,7 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     assert original_of(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
     seen, in_all = (json.loads((folder / "config.json").read_text())["adapted"] for folder in (half, made))
     assert in_all["tokens_before"] == seen["tokens"] > 0
-    assert f"after {seen['tokens']:,} tokens of earlier training" in (made / "README.md").read_text()
+    check_card(made, f"after {seen['tokens']:,} tokens of earlier training", "kd_weight: 1.0", "kd_weight: 2.0")
 
 
 def test_a_stage_goes_on_with_what_an_earlier_one_rewired(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -90,13 +91,87 @@ def test_a_stage_goes_on_with_what_an_earlier_one_rewired(keys: dict[str, Any], 
     made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
     config = json.loads((made / "config.json").read_text())
     assert config["wiring"][1:] == LADDER and config["tp_shards"] == 4
+    check_card(made, "of earlier training", "learning_rate: 0.001", "learning_rate: 0.0001")
+
+
+def check_card(made: Path, tokens: str, first: str, second: str) -> None:
+    """It tells of two trainings, and has the pictures of the last."""
     card = (made / "README.md").read_text()
-    assert card.index("## Earlier training") < card.index("## Training") < card.index("learning_rate: 0.0001")
+    assert tokens in card
+    assert card.index("## Earlier training") < card.index(first) < card.index("## Training") < card.index(second)
     assert card.count("curves.png") == card.count("training.json)") == 1
-    bad = {"stages": [*stages, {"wiring": [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}]}]}
-    with pytest.raises(ValueError, match="overlap"):
-        train(tmp_path / "r.yaml", **keys | bad | {"output_dir": str(tmp_path / "other")})
-    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ({}, [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}], "overlap"),
+        ({}, [{"layers": "2-4", "preset": "standard"}], "What stage 1 makes was trained as it is wired"),
+        ({"refit": "mix"}, [{"layers": "2-4", "preset": "desync"}], "What stage 1 makes was refitted to its wiring"),
+        ({}, [{"layers": "0-2", "preset": "ladder"}, {"layers": "2-4", "preset": "ladder", "peek": True}], None),
+        (
+            {"wiring": [{"layers": "2-4", "preset": "ladder", "peek": True}]},
+            [{"layers": "2-4", "preset": "desync"}],
+            "What stage 1 makes holds gains",
+        ),
+    ],
+)
+def test_stages_that_do_not_follow_are_refused_before_any_is_trained(
+    first: dict[str, Any], second: list[dict[str, Any]], problem: str | None, keys: dict[str, Any]
+) -> None:
+    """By what `convert` would say of what the first will make."""
+    before = Recipe(**{"model": keys["model"], "datasets": keys["datasets"], "wiring": LADDER} | first)
+    recipes = [before, replace(before, wiring=second, refit="none")]
+    if problem is None:
+        assert rewired_layers(outline(recipes).config) == [0, 1, 2, 3]
+    else:
+        with pytest.raises(ValueError, match=problem):
+            outline(recipes)
+
+
+def test_what_cannot_be_begun_can_be_mended(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The text to refit on is missing: with another one, the same folder will do."""
+    text = tmp_path / "text.txt"
+    with pytest.raises(ValueError, match=r"no calibration text .*text\.txt"):
+        train(tmp_path / "r.yaml", **keys | {"refit": str(text)})
+    text.write_text("A river runs. " * 400)
+    assert train(tmp_path / "r.yaml", resume=True, **keys | {"refit": str(text), "refit_tokens": 600}).is_dir()
+
+
+def test_only_what_comes_after_the_last_whole_stage_is_trained(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The first one's folder may be deleted to save space."""
+    other = write_rows(tmp_path / "other.jsonl", conversations(20))
+    stages = [{}, {"learning_rate": 1e-4}, {"datasets": [str(other)]}]
+    keys |= {"max_steps": 2, "stages": stages}
+    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
+    expected = weights(whole)
+    for lost in (whole, tmp_path / "whole" / "stage-1", tmp_path / "whole" / "stage-3"):
+        shutil.rmtree(lost)
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "whole")})
+    found = weights(again)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not (tmp_path / "whole" / "stage-1").exists()
+
+
+def test_a_finished_training_in_bfloat16_is_written_after_a_kill(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Its last loss is looked at again, in the teacher's bfloat16."""
+    keys |= {"bf16": True}
+    made = train(tmp_path / "r.yaml", **keys)
+    expected = weights(made)
+    shutil.rmtree(made)
+    found = weights(train(tmp_path / "r.yaml", resume=True, **keys))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_model_that_an_earlier_version_trained_is_gone_on_with(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Which did not count the tokens of trainings before it."""
+    made = train(tmp_path / "r.yaml", **keys)
+    config = json.loads((made / "config.json").read_text())
+    seen = config["adapted"]["tokens"]
+    del config["adapted"]["tokens_before"]
+    (made / "config.json").write_text(json.dumps(config))
+    again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "wiring": None, "output_dir": str(tmp_path / "2")})
+    assert json.loads((again / "config.json").read_text())["adapted"]["tokens_before"] == seen
 
 
 def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -197,6 +272,7 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
     ("changes", "problem"),
     [
         ({"train": "lora", "lora_target_modules": ["z_proj"]}, "lora_target_modules: .*z_proj"),
+        ({"fsdp_size": 2}, "make 2 ranks, and there are 1: launch 2"),
         ({"model": "nowhere"}, "no folder 'nowhere'"),
         ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),
         ({"wiring": None}, "give a wiring"),
