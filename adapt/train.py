@@ -133,6 +133,15 @@ def _run(
         raise
     last = get_last_checkpoint(folder)
     trainer = make_trainer(recipe, config, folder, start, tokenizer, data, last)
+    _train(trainer, last, folder)
+    for note in data.streamed():
+        state.print(note)
+    save(trainer, stage, start, [*data.notes, *data.streamed()], made)
+
+
+def _train(trainer: AdaptTrainer, last: str | None, folder: Path) -> None:
+    """All steps that are left after the checkpoint `last`. Raises ValueError for a loss that diverges."""
+    state = PartialState()
     try:
         if not (last and trainer.load_finished(last)):
             trainer.train(resume_from_checkpoint=last)
@@ -146,9 +155,6 @@ def _run(
         raise ValueError(
             f"{error}: stopped, and {kept}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
-    for note in data.streamed():
-        state.print(note)
-    save(trainer, stage, start, [*data.notes, *data.streamed()], made)
 
 
 def make_trainer(
