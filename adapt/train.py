@@ -29,9 +29,10 @@ from .lora import add_lora
 from .losses import TokenLoss
 from .recipe import LORA, NO_REFIT, Recipe, Stage
 from .save import save
-from .sharded_trainer import ShardedTrainer, tie
+from .sharded_trainer import ShardedTrainer
 from .start import Start, outline, prepare
 from .teacher import Teacher, beside, sharded
+from .tied_head import tie
 from .tokens import set_chat_template
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
