@@ -17,6 +17,8 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
+from rewired.convert.request import MIX
+
 from . import refused
 from .data import Source
 from .losses import DIVERGENCES
@@ -110,9 +112,10 @@ class Recipe:
         return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
 
     @property
-    def fits(self) -> bool:
-        """Whether a text to refit on is named."""
-        return (self.refit or NO_REFIT[0]).lower() not in NO_REFIT
+    def refit_text(self) -> str | None:
+        """What to refit on after rewiring; where it distills, the packaged mix by default."""
+        text = self.refit or (MIX if self.distills else NO_REFIT[0])
+        return None if text.lower() in NO_REFIT else text
 
     @property
     def distills(self) -> bool:
@@ -150,7 +153,8 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     found = [_parse(path, content | stage, overrides) for stage in stages]
     if any(stage.get("refit") not in (None, False, *NO_REFIT) for stage in stages[1:]):
         raise ValueError(f"{path}: a refit fits the original's weights, which only the first stage has.")
-    if found[0].recipe.wiring is None and found[0].recipe.fits:
+    first = found[0].recipe
+    if first.wiring is None and first.refit and first.refit_text:
         raise ValueError(f"{path}: a refit is for a model that is rewired first: give a wiring, or refit: none.")
     if all(stage.recipe.wiring is None and stage.recipe.tp_shards for stage in found):
         raise ValueError(f"{path}: tp_shards is for a model that is rewired first: give a wiring, too.")

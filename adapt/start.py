@@ -13,13 +13,13 @@ import torch
 from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.convert import RefitRequest, Request, base, convert
 from rewired.convert.checkpoint import Checkpoint, gain_names
-from rewired.convert.request import MIX, Plan, check_gains, make_plan
+from rewired.convert.request import Plan, check_gains, make_plan
 from rewired.convert.write import wired_config
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
 
 from .lora import add_lora
-from .recipe import LORA, NO_REFIT, Recipe
+from .recipe import LORA, Recipe
 from .trainable import choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
@@ -104,8 +104,8 @@ def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
 
 def request(recipe: Recipe) -> Request:
     """The conversion that `recipe` asks for."""
-    text = recipe.refit or (MIX if recipe.distills else "none")
-    refit = None if text.lower() in NO_REFIT else RefitRequest(text, recipe.refit_tokens)
+    text = recipe.refit_text
+    refit = RefitRequest(text, recipe.refit_tokens) if text else None
     return Request(recipe.wiring or [], tp_shards=recipe.tp_shards, refit=refit)
 
 
