@@ -81,7 +81,7 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
                 "data, or a smaller held_out."
             )
         held_out += list(rows.take(share))
-        parts.append(rows.skip(share) if isinstance(rows, Dataset) else rows)
+        parts.append(rows)  # those that are held out are left out below, wherever they stand
     known = frozenset(tuple(row["input_ids"]) for row in held_out)
     parts = [rows.filter(partial(_is_new, known), input_columns="input_ids") for rows in parts]
     if any(isinstance(rows, Dataset) and not len(rows) for rows in parts):
