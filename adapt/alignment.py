@@ -44,10 +44,8 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
         mask = labels[:, 1:] != IGNORED
         with torch.no_grad(), teacher.without_adapters():
             streams = watch.streams(self.model.layers)
-        errors = []
-        for index in layers:
-            before, after = streams[index]
-            errors.append(apart(_given(self.model.layers[index], before, watch.arguments), after, mask))
+        pairs = ((self.model.layers[index], *streams[index]) for index in layers)
+        errors = [apart(_given(layer, before, watch.arguments), after, mask) for layer, before, after in pairs]
         watch.forget()
         hidden = torch.stack(errors).mean()
         nothing = hidden.new_zeros(())
