@@ -168,7 +168,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"There is no recipe {path}.") from None
+        beside = [one.name for one in path.parent.glob("*.yaml")]
+        near = difflib.get_close_matches(path.name, beside, 1)
+        raise ValueError(f"There is no recipe {path}" + (f": did you mean {near[0]}?" if near else ".")) from None
     except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):

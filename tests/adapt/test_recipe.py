@@ -44,6 +44,12 @@ def test_the_command_line_is_put_over_the_file(tmp_path: Path) -> None:
     assert stage.given["max_steps"] == 9 and stage.given["kd_weight"] == 2.0
 
 
+def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "ladder-distill.yaml", **LEAST)
+    with pytest.raises(ValueError, match=r"no recipe .*ladder-distil\.yaml: did you mean ladder-distill\.yaml\?"):
+        read(tmp_path / "ladder-distil.yaml", [])
+
+
 def test_a_recipe_extends_another_one(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     write(tmp_path / "base.yaml", **LEAST, max_steps=7, seed=3)
