@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 
 from rewired.conversations import Document, read_row
 
-from . import rows
+from . import instruct, rows
 
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 ROLES = ("system", "user", "assistant")
@@ -66,7 +66,10 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
     if path.exists():
         return [(str(file), _read_file(file, streaming)) for file in files]
     if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")) or path.suffix in _READERS:
-        raise ValueError(f"There is no {source.path}: name a file, a folder, or a dataset on the hub (owner/name).")
+        mend = "name a file, a folder, or a dataset on the hub (owner/name)."
+        if path.suffix == ".jsonl" and path.stem in instruct.SETS:
+            mend = f"`rewired data fetch instruct {path.parent}` makes it."
+        raise ValueError(f"There is no {source.path}: {mend}")
     options: dict[str, Any] = {"split": source.split, "streaming": streaming}
     return [(source.path, _read(source.path, lambda: datasets.load_dataset(source.path, source.name, **options)))]
 

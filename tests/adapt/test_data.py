@@ -223,6 +223,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"There is no instruct/rows.jsonl"):  # which is no repository's name
         load("instruct/rows.jsonl")
+    with pytest.raises(ValueError, match=r"There is no kept/alpaca.jsonl: `rewired data fetch instruct kept` makes it"):
+        load("kept/alpaca.jsonl")
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows.csv is no data that is read"):
         load(str(tmp_path / "rows.csv"))
