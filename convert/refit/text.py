@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -21,6 +21,7 @@ WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"
 _LONGEST = 32  # characters a token: more than any text has on average
 _LEAST_SHARE = 4  # windows of a file, below which all files are read as one
+_SHORTEST_PIECE = 512  # characters of a long text, where many files are read as one
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class Calibration:
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     """At most `tokens` tokens, but two windows, of `text`: a file, a folder, a dataset on the hub, or `mix`.
 
-    Every file of a folder has an equal share, if it is that long; many files are read as one. One window in eight is
-    held out, the last ones of files, so that a file has at most one document on both sides. Raises ValueError where
-    there is no such text, or too little of it.
+    Every file of a folder has an equal share, if it is that long; many files, or short ones, are read as one. One
+    window in eight is held out, the last ones of files, so that a file has at most one document on both sides. Raises
+    ValueError where there is no such text, or too little of it.
     """
     files, most = sources(text), max(tokens // WINDOW, 2)
-    if most // len(files) < _LEAST_SHARE:
-        files = [_one_of_each(files)]
-    found = [windows for documents in files if (windows := windows_of(documents, tokenizer, most // len(files)))]
+    found = [windows_of(documents, tokenizer, most // len(files)) for documents in files]
+    if len(files) > 1 and min(map(len, found)) < _LEAST_SHARE:
+        found = [windows_of(_in_turn(files, most * WINDOW // len(files)), tokenizer, most)]
     judges = _judges([len(windows) for windows in found])
     if not judges:
         raise ValueError(
@@ -94,8 +95,18 @@ def _judges(counts: list[int]) -> list[int]:
     return judges
 
 
-def _one_of_each(files: list[Iterable[Document]]) -> Iterator[Document]:
-    return (document for row in zip_longest(*files) for document in row if document is not None)
+def _in_turn(files: Sequence[Iterable[Document]], share: int) -> Iterator[Document]:
+    """A document of each file, then the next of each; of a long text a piece, of as many characters as the `share` of
+    tokens, so that no file is all that is read."""
+    length = max(share, _SHORTEST_PIECE)
+    pieces = [(piece for document in documents for piece in _pieces(document, length)) for documents in files]
+    return (piece for row in zip_longest(*pieces) for piece in row if piece is not None)
+
+
+def _pieces(document: Document, length: int) -> Sequence[Document]:
+    if not isinstance(document, str):
+        return [document]
+    return [document[start : start + length] for start in range(0, len(document), length)]
 
 
 def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
@@ -131,6 +142,8 @@ def _plain(document: Document, tokenizer: Any) -> str:
             return _templated([turn for turn in document if turn["role"] != "system"], tokenizer)
         except TemplateError:
             return ""
+    except Exception as error:  # whatever a template's own code raises
+        raise ValueError(f"The tokenizer's chat template cannot be used ({error!r}): mend it, or remove it.") from None
 
 
 def _templated(conversation: Conversation, tokenizer: Any) -> str:

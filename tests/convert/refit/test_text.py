@@ -164,6 +164,31 @@ def test_many_small_files_are_read_as_one(tmp_path: Path) -> None:
     assert len({word for word in read_back(calibration).split() if len(word) == 3}) > 20
 
 
+def test_of_many_long_files_each_has_its_share(tmp_path: Path) -> None:
+    for letter in "abcdefghijklmnopq":
+        (tmp_path / f"{letter}.txt").write_text(letter * 50_000)
+    calibration = load(str(tmp_path), tokenizer(), 64 * WINDOW)
+    counts = [read_back(calibration).count(letter) for letter in "abcdefghijklmnopq"]
+    assert min(counts) >= max(counts) / 2  # to a piece
+
+
+@pytest.mark.parametrize("length", [WINDOW - 10, 2 * WINDOW - 10])
+def test_short_files_are_read_as_one(length: int, tmp_path: Path) -> None:
+    for letter in "abcdefgh":
+        (tmp_path / f"{letter}.txt").write_text(letter * length)
+    calibration = load(str(tmp_path), tokenizer(), 64 * WINDOW)
+    assert calibration.windows.shape == (8 * length // WINDOW, WINDOW)
+
+
+def test_a_template_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"messages": CONVERSATION}] * 200))
+    broken = tokenizer()
+    broken.chat_template = "{{ messages[0].content + 1 }}"
+    with pytest.raises(ValueError, match=r"chat template cannot be used .*: mend it, or remove it"):
+        load(str(path), broken, 1024)
+
+
 def test_a_template_that_takes_no_system_turn_reads_the_others(tmp_path: Path) -> None:
     strict = tokenizer()
     strict.chat_template = (
