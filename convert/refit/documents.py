@@ -49,7 +49,7 @@ def check(text: str) -> list[Path] | None:
         return files
     if path.is_file():
         return [path]
-    if text.count("/") == 1 and not text.startswith((".", "/", "~")):
+    if text.count("/") == 1 and not text.startswith((".", "/", "~")) and path.suffix not in _READERS:
         return None
     raise ValueError(
         f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), or {MIX}."

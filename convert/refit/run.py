@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from rewired.ranks import choose_device
 from ..request import RefitRequest
 from .fitting import Fit
 from .shelf import Shelf
-from .sweep import Sweep
+from .sweep import BrokenWeightsError, Sweep
 from .text import Calibration, load
-from .weights import Finished, Weights
+from .weights import Finished, Weights, discard
 
 RECIPE = 3  # counts up when the same text gives other weights, so that no older run is gone on with
 
@@ -140,14 +141,25 @@ def refit(
         parts = {"gains": request.gains, "matrices": request.matrices}
         sweep = Sweep(model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
         try:
-            before, after = sweep.run(finished, keep)
-        except torch.OutOfMemoryError:
-            raise ValueError(
-                "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the "
-                "CPU, and the same command goes on."
-            ) from None
+            with memory_is_told():
+                before, after = sweep.run(finished, keep)
+        except BrokenWeightsError:
+            discard(work)
+            raise
     passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
     return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
+
+
+@contextmanager
+def memory_is_told() -> Iterator[None]:
+    """Raises ValueError where a GPU's memory is too small for what is fitted inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the CPU, "
+            "and the same command goes on."
+        ) from None
 
 
 def model_config(config: Mapping[str, Any], calibration: Calibration) -> RewiredLlamaConfig:

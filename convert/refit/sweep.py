@@ -6,6 +6,7 @@ tokens, the one that conversion alone gives.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -28,6 +29,10 @@ from .text import Calibration
 from .weights import Finished, FinishedLayer, Weights
 
 _BATCH = 4096  # tokens that run together
+
+
+class BrokenWeightsError(ValueError):
+    """A checkpoint computes something that is no number."""
 
 
 class Sweep:
@@ -64,7 +69,10 @@ class Sweep:
 
     @torch.no_grad()
     def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
-        """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit."""
+        """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit.
+
+        Raises BrokenWeightsError where these are no numbers.
+        """
         batches = self.start()
         first = next(index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves))
         for index in range(self.config.num_hidden_layers):
@@ -77,7 +85,7 @@ class Sweep:
                 changed, fits = self.fit_layer(index, batches)
                 finished.write(index, changed, fits)
             if not all(bool(batch.original.isfinite().all()) for batch in batches if batch.is_measured):
-                raise ValueError(
+                raise BrokenWeightsError(
                     f"The original's layer {index} gives no finite numbers: are the checkpoint's weights whole?"
                 )
             on_layer(index, self.config.num_hidden_layers, fits)
@@ -85,6 +93,8 @@ class Sweep:
         originals = [batch.original for batch in judging]
         streams = [[getattr(batch, name) for batch in judging] for name in ("converted", "refitted")]
         converted, refitted = (self.divergence(originals, map(self.total, each)) for each in streams)
+        if not all(math.isfinite(found.kl) for found in (converted, refitted)):
+            raise BrokenWeightsError("The model gives no finite KL: are the checkpoint's weights whole?")
         return converted, refitted
 
     def start(self) -> list[Batch]:

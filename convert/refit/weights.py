@@ -65,7 +65,7 @@ class Finished:
 
     def read(self, index: int) -> FinishedLayer | None:
         path = self._path(index)
-        if not path.is_file():
+        if not _is_whole(path):
             return None
         with safe_open(path, framework="pt") as file:
             fits = [Fit.from_json(fit) for fit in json.loads(file.metadata()["fits"])]
@@ -89,13 +89,22 @@ class Finished:
     def files(self) -> dict[str, Path]:
         """The file of every tensor."""
         found: dict[str, Path] = {}
-        for path in sorted(self.folder.glob("layer-*.safetensors")):
+        for path in filter(_is_whole, sorted(self.folder.glob("layer-*.safetensors"))):
             with safe_open(path, framework="pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
         return found
 
     def _path(self, index: int) -> Path:
         return self.folder / f"layer-{index:05d}.safetensors"
+
+
+def _is_whole(path: Path) -> bool:
+    """After a power cut, a file may be there and have nothing in it."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (FileNotFoundError, SafetensorError):
+        return False
 
 
 def _prefix(index: int) -> str:

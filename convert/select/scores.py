@@ -58,6 +58,7 @@ class Kept:
         return self.scores[wiring]
 
     def add(self, wiring: str, layer: int, score: Score) -> None:
+        self.scores.pop(wiring, None)  # another run may have added some, too
         self.read(wiring)[layer] = score
         self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
 

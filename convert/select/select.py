@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +20,10 @@ from rewired.wiring import parse_wiring
 from .. import destination
 from ..checkpoint import Checkpoint
 from ..refit.documents import check
-from ..refit.run import RECIPE, load_tokenizer, refit
+from ..refit.run import RECIPE, load_tokenizer, memory_is_told, refit
 from ..refit.shelf import Shelf
 from ..refit.text import Calibration, load
-from ..refit.weights import Weights
+from ..refit.weights import Weights, discard
 from ..request import MIX, RefitRequest, check_fitting
 from ..rewrite import check_types
 from ..write import wired_config
@@ -110,6 +109,7 @@ def select(
         selection = Selection(target, tp_shards, job.calibration, job.kept, choice, candidates)
         _write(selection, source, revision, request, staging)
         _check_free(target, found.folder, force)  # it took time: something may have come there
+        discard(job.work)
     return selection
 
 
@@ -195,7 +195,8 @@ class _Job:
         with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
             weights, shelf = Weights(self.files, torch.device(choose_device("auto", 1))), Shelf(spill and Path(folder))
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, shelf)
-            scorer.run(self.names, self.kept, on_score)
+            with memory_is_told():
+                scorer.run(self.names, self.kept, on_score)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most `exposed` all-reduces to wait for."""
@@ -229,7 +230,6 @@ class _Job:
             )
             known = Measured(outcome.before.kl, outcome.after.kl, outcome.after.kl_standard_error)
             self.kept.add_measured(candidate.wiring, known)
-            shutil.rmtree(self.work)
         return replace(candidate, measured=known)
 
 

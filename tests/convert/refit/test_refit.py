@@ -278,7 +278,18 @@ def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Pat
     source = broken_copy(dense, tmp_path / "dense", layer=2)
     with pytest.raises(ValueError, match="original's layer 2 gives no finite numbers: are the checkpoint's weights"):
         convert(source, tmp_path / "out", request_of)
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"], "nothing is kept that could be gone on with"
+
+
+def test_a_broken_last_norm_is_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="gives no finite KL: are the checkpoint's weights whole"):
+        convert(source, tmp_path / "out", request_of)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 
 def test_a_gpu_that_is_too_small_is_said(
@@ -358,6 +369,20 @@ def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request
     assert "That took" not in (out / "README.md").read_text()
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_a_kept_layer_that_is_broken_is_fitted_again(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    def stop(layer: int, layers: int, fits: list[Any]) -> None:
+        if layer == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(dense, tmp_path / "model", request_of, on_layer=stop)
+    (tmp_path / ".model.refit" / "layer-00002.safetensors").write_bytes(b"")
+    out = convert(dense, tmp_path / "model", request_of).out
+    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
 
 
 def test_what_another_call_left_is_not_gone_on_with(

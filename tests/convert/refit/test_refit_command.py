@@ -57,6 +57,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
 
 BAD = {
     "no text": (["--refit", "nowhere.txt"], "There is no calibration text nowhere.txt"),
+    "no text in a folder": (["--refit", "empty/prose.txt"], "There is no calibration text empty/prose.txt"),
     "short": (["--refit", "short.txt"], "short.txt is too short to calibrate on"),
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),

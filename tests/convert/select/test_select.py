@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.plan import LayerTable
+from rewired.convert.refit.sweep import Sweep
 from rewired.convert.select import SelectRequest, select
 from rewired.convert.select.choice import STANDARD
-from rewired.convert.select.scores import Score
+from rewired.convert.select.scores import Kept, Score
 from rewired.convert.select.wirings import NAMES, WIRINGS
 from rewired.convert.select.wirings import exposed as waits
 from tests.convert.checkpoints import broken_copy, run, snapshot
@@ -152,6 +154,37 @@ def test_an_interrupted_measurement_goes_on(dense: Path, text: Path, tmp_path: P
     done = select(str(dense), tmp_path / "choice", worst, on_layer=stop_at_the_end)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "choice"]
     assert all(candidate.measured for candidate in done.candidates)
+
+
+def test_an_interrupted_measurement_may_be_given_up(dense: Path, text: Path, tmp_path: Path) -> None:
+    def stop_at_the_end(name: str, layer: int, layers: int) -> None:
+        if layer == layers - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        select(str(dense), tmp_path / "choice", ask(text, measure=True), on_layer=stop_at_the_end)
+    assert (tmp_path / ".choice.refit").is_dir()
+    select(str(dense), tmp_path / "choice", ask(text))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "choice"]
+
+
+def test_a_gpu_that_is_too_small_is_said(
+    dense: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Sweep, "fit_layer", fail)
+    with pytest.raises(ValueError, match="memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES="):
+        select(str(dense), tmp_path / "choice", ask(text))
+
+
+def test_two_runs_keep_each_others_scores() -> None:
+    one, other = Kept({}), Kept({})
+    assert one.read("ladder") == other.read("ladder") == {}
+    one.add("ladder", 0, Score(0.1, 0.2))
+    other.add("ladder", 1, Score(0.3, None))
+    assert Kept({}).read("ladder") == {0: Score(0.1, 0.2), 1: Score(0.3, None)}
 
 
 def test_what_is_measured_is_what_convert_makes_of_it(dense: Path, text: Path, tmp_path: Path) -> None:
