@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.sources import find_source
-from rewired.wiring import resolve
+from rewired.wiring import resolve, wiring_to_json
 
 from . import base, destination
 from .checkpoint import Checkpoint
@@ -80,7 +80,8 @@ def convert(
         if refitted:
             job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
             if refitted.matrices:
-                config["refit"] = refitted.record(base.record(job.source, job.checkpoint.folder, revision))
+                made_from = base.record(job.source, job.checkpoint.folder, revision)
+                config["refit"] = refitted.record(made_from, wiring_to_json(plan.regions))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there

@@ -112,7 +112,8 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
     if not isinstance(record, dict):
         return False
     layers, shape = checkpoint.shape.num_hidden_layers, checkpoint.shape
-    before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (checkpoint.regions, regions))
+    fitted = parse_wiring(record["wiring"], layers) if "wiring" in record else checkpoint.regions
+    before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (fitted, regions))
     pairs = [(_function(old), _function(new)) for old, new in zip(before, after, strict=True) if old.is_rewired]
     changes_fitted = tp_shards != checkpoint.tp_shards or any(old != new for old, new in pairs)
     if changes_fitted or (request.refit and list(map(_function, before)) != list(map(_function, after))):

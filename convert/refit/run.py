@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +89,11 @@ class Outcome:
             return []
         return [f"That took {self.passes:.1f} times as long as the original needs for the same tokens."]
 
-    def record(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """For the config: what was done, and the `base` that has the weights from before."""
+    def record(self, base: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """For the config: what was done to which `wiring`, and the `base` that has the weights from before."""
         return {
             "base": dict(base),
+            "wiring": [dict(entry) for entry in wiring],
             "text": self.calibration.name,
             "tokens": self.calibration.tokens,
             "kl_converted": round(self.before.kl, 6),

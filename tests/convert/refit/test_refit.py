@@ -151,8 +151,16 @@ def test_another_wiring_is_refused_with_a_pointer_to_the_original(
 
 
 def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path) -> None:
+    """They are not fitted then: they may go back, and no refit takes the whole for fitted."""
     more = convert(refitted.out, tmp_path / "more", Request([{"layers": "0-1", "preset": "ladder"}])).out
-    assert json.loads((more / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
+    record = json.loads((more / "config.json").read_text())["refit"]
+    assert record["base"]["name"].endswith("dense")
+    assert record["wiring"] == json.loads((refitted.out / "config.json").read_text())["wiring"]
+    with pytest.raises(ValueError, match="convert the base that they were made from instead"):
+        convert(more, tmp_path / "fitted", Request(refit=RefitRequest("mix")))
+    back = convert(more, tmp_path / "back", Request([{"layers": "0-1", "preset": "standard"}])).out
+    config = (json.loads((folder / "config.json").read_text()) for folder in (back, refitted.out))
+    assert next(config) == next(config)
 
 
 def test_files_without_a_fitted_layer_are_linked(request_of: Request, tmp_path: Path) -> None:
