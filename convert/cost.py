@@ -25,8 +25,10 @@ class Cost:
     solves: int  # operations, too: three ridges for each least-squares problem
 
     @classmethod
-    def of(cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int) -> Cost:
-        """For the rewired ones among `modules`, all of the model's in order."""
+    def of(
+        cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int, matrices: bool = True
+    ) -> Cost:
+        """For the rewired ones among `modules`, all of the model's in order; their gains alone if not `matrices`."""
         tokens += tokens // FIRST
         hidden, mlp = shape.hidden_size, shape.intermediate_size
         heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
@@ -42,6 +44,10 @@ class Cost:
         judging = max(2 * views * hidden, widest + hidden) // HELD_OUT
         problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
         forward = 2 * layer * (len(modules) // 2 + after)
+        activations = tokens * _FLOAT * (streams + streams // HELD_OUT + widest)
+        if not matrices:
+            held_out = tokens * _FLOAT * 2 * views * hidden // HELD_OUT
+            return cls(activations, 2 * layer * _FLOAT + held_out, tokens * forward, 0)
         grams = sum(
             2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
             for inputs in (mlp if index % 2 else heads for index in rewired)
@@ -52,7 +58,7 @@ class Cost:
         )
         placing = sum(4 * (views + 1) * hidden * mlp for index in rewired if index % 2 and modules[index].reads_shards)
         return cls(
-            tokens * _FLOAT * (streams + streams // HELD_OUT + widest),
+            activations,
             2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * judging,
             tokens * (forward + grams + placing // HELD_OUT),
             RIDGES * solves,

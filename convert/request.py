@@ -85,7 +85,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     elif request.refit:
         modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
         notes += _check_fit(checkpoint, request.refit, modules)
-        cost = Cost.of(shape, modules, tp_shards, request.refit.tokens)
+        cost = Cost.of(shape, modules, tp_shards, request.refit.tokens, request.refit.matrices)
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
     return Plan(regions, tp_shards, table, notes, cost)
 
@@ -188,7 +188,7 @@ def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> st
     regions = rewire([], request.wiring, checkpoint.shape.num_hidden_layers)
     named = [region for region in regions if not region.is_dense]
     parts = [_slug(region) for region in named]
-    if named and request.refit:
+    if request.refit and (named or checkpoint.is_rewired):
         parts.append("refit" if request.refit.matrices else "calibrated")
     if not parts:
         parts = ["llama" if request.to_llama else "standard" if request.wiring else "rewired"]

@@ -46,6 +46,18 @@ def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], 
     assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
 
 
+def test_gains_alone_cost_no_least_squares_problem(tmp_path: Path) -> None:
+    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
+    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
+    wanted = RefitRequest(str(tmp_path / "text.txt"), 16_384, gains=True, matrices=False)
+    request = Request(WIRINGS["peek"], refit=wanted)
+    cost = make_plan(Checkpoint.open(dense), request).cost
+    assert cost is not None and cost.solves == 0
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        convert(dense, tmp_path / "out", request)
+    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
+
+
 @some_wirings
 def test_activations_are_those_that_are_kept(
     wiring: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
