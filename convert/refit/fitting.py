@@ -26,6 +26,8 @@ from .shelf import on_device
 INPUT_RIDGES = (1e-3, 1e-2, 1e-1)
 OUTPUT_RIDGES = (1e-2, 1e-1, 1.0)
 
+PULL = 0.05  # the share of what a stream lacks of the original's that is added after each module, where it is fitted on
+
 
 @dataclass
 class Batch:

@@ -22,7 +22,7 @@ from rewired.residual_stream import PeekGain, ResidualStream
 from rewired.sharding import Shards
 from rewired.wiring import ModuleWiring, complete, resolve
 
-from .fitting import Batch, Fit, fit_gain, fit_input, fit_output
+from .fitting import PULL, Batch, Fit, fit_gain, fit_input, fit_output
 from .half import Half
 from .shelf import Shelf, on_device
 from .text import Calibration
@@ -208,9 +208,19 @@ class Sweep:
             round_weights()
         for batch, own in zip(batches, hidden, strict=True):
             _, stream = half.read(on_device(batch.refitted, self.device))
-            batch.refitted = self.shelf.put_stream(half.write(stream, own.to(self.device)))
+            written = half.write(stream, own.to(self.device))
+            batch.refitted = self.shelf.put_stream(written if batch.held_out else self._drawn(written, batch.original))
         found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, placement, output)
         return [found] if gain or inputs or output else []
+
+    def _drawn(self, stream: ResidualStream, original: torch.Tensor) -> ResidualStream:
+        """`stream` as the next module is fitted on it: a little closer to the original's, [B, T, H].
+
+        Many modules in a row are fitted on what those before them leave of the same tokens, and overfit it: so each
+        mends what the last ones have missed, rather than all that was ever missed.
+        """
+        missing = original.to(self.device) - stream.total(self.shards)
+        return stream._replace(settled=stream.settled + PULL * missing)
 
     def _round(self, index: int, layer: RewiredLlamaDecoderLayer) -> None:
         for name, parameter in layer.named_parameters():

@@ -45,6 +45,7 @@ def reference_refit(
     judge: Sequence[Tensor],
     input_ridges: Sequence[float],
     output_ridges: Sequence[float],
+    pull: float,  # the share of what their stream lacks that those who are fitted on are given, after each module
     fits_gains: bool = False,
 ) -> dict[str, Tensor]:
     """The weights after one sweep, and gains if they are fitted too, in float64.
@@ -54,6 +55,7 @@ def reference_refit(
     fitted = {name: tensor.double() for name, tensor in state_dict.items()}
     original = dict(fitted)
     wired = answers_by_module(wiring, config)
+    first = min(layer for layer, _ in wired)
     embedding = fitted["model.embed_tokens.weight"]
     starts = [[F.embedding(input_ids, embedding) for input_ids in texts] for texts in (fit_on, judge)]
     ours, theirs = ([[Stream(start, tp_shards) for start in some] for some in starts] for _ in range(2))
@@ -71,6 +73,10 @@ def reference_refit(
                 fit_what_it_writes(fitted, prefix, config, layer, kind, answers, gain, ours, theirs, output_ridges)
             for stream in chain(*ours):
                 run(stream, layer_weights(fitted, layer), config, kind, answers, gain)
+            if layer >= first:
+                for stream, other in zip(ours[0], theirs[0], strict=True):
+                    missing = everything(other) - everything(stream)
+                    stream.S = [settled + pull * missing for settled in stream.S]
     return fitted
 
 

@@ -73,6 +73,7 @@ def test_weights_are_those_of_the_naive_refit(name: str, gains: bool, tmp_path: 
         [WINDOWS[9:], WINDOWS[9:].reshape(-1, 1)[::8]],
         fitting.INPUT_RIDGES,
         fitting.OUTPUT_RIDGES,
+        fitting.PULL,
         gains,
     )
     assert len(changed) > 4
