@@ -20,7 +20,7 @@ from .documents import sources
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"
 _LONGEST = 32  # characters a token: more than any text has on average
-_LEAST_SHARE = 4  # windows of a file, below which all files are read as one
+_LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one
 _SHORTEST_PIECE = 512  # characters of a long text, where many files are read as one
 
 
@@ -60,14 +60,17 @@ class Calibration:
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     """At most `tokens` tokens, but two windows, of `text`: a file, a folder, a dataset on the hub, or `mix`.
 
-    Every file of a folder has an equal share, if it is that long; many files, or short ones, are read as one. One
+    Every file of a folder has an equal share, if it is that long; those whose part would be short are read as one. One
     window in eight is held out, the last ones of files, so that a file has at most one document on both sides. Raises
     ValueError where there is no such text, or too little of it.
     """
     files, most = sources(text), max(tokens // WINDOW, 2)
     found = [windows_of(documents, tokenizer, most // len(files)) for documents in files]
-    if len(files) > 1 and min(map(len, found)) < _LEAST_SHARE:
-        found = [windows_of(_in_turn(files, most * WINDOW // len(files)), tokenizer, most)]
+    short = [documents for documents, windows in zip(files, found, strict=True) if len(windows) < _LEAST_SHARE]
+    if len(short) > 1:
+        found = [windows for windows in found if len(windows) >= _LEAST_SHARE]
+        left = most - sum(map(len, found))
+        found.append(windows_of(_in_turn(short, most * WINDOW // len(files)), tokenizer, left))
     judges = _judges([len(windows) for windows in found])
     if not judges:
         raise ValueError(

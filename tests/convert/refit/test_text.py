@@ -180,6 +180,18 @@ def test_short_files_are_read_as_one(length: int, tmp_path: Path) -> None:
     assert calibration.windows.shape == (8 * length // WINDOW, WINDOW)
 
 
+def test_short_files_take_nothing_from_long_ones(tmp_path: Path) -> None:
+    """A README beside the data, and its licence, leave each long file the share that it had."""
+    (tmp_path / "README.md").write_text("r" * 300)
+    (tmp_path / "LICENSE.txt").write_text("l" * 300)
+    (tmp_path / "a.txt").write_text("a" * 50_000)
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"text": "b" * 300}) for _ in range(300)))
+    text = read_back(load(str(tmp_path), tokenizer(), 32 * WINDOW))
+    assert text.count("a") == 8 * WINDOW
+    assert 7.9 * WINDOW < text.count("b") <= 8 * WINDOW
+    assert "r" in text and "l" in text
+
+
 def test_a_template_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     path.write_text(json.dumps([{"messages": CONVERSATION}] * 200))
