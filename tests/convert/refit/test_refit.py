@@ -20,22 +20,12 @@ from rewired.convert import Conversion, RefitRequest, Request, convert
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
-from tests.convert.checkpoints import broken_copy, snapshot
+from tests.convert.checkpoints import broken_copy
 from tests.evaluate.world import make_dense
 
 LADDER = [{"layers": "1-4", "preset": "ladder"}]
 PEEK = [{"layers": "1-4", "preset": "ladder", "peek": True}]
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture(scope="module")
-def request_of(text: Path) -> Request:
-    return Request(LADDER, refit=RefitRequest(str(text), 6144))
-
-
-@pytest.fixture(scope="module")
-def refitted(dense: Path, request_of: Request, tmp_path_factory: pytest.TempPathFactory) -> Conversion:
-    return convert(dense, tmp_path_factory.mktemp("refitted") / "model", request_of)
 
 
 def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
@@ -335,71 +325,3 @@ def test_copies_and_replaces_as_every_conversion(
     assert sorted(tmp_path.iterdir()) == [tmp_path / "model"]
     convert(dense, tmp_path / "model", request_of, force=True)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
-
-
-def test_a_plain_conversion_leaves_what_a_refit_kept(dense: Path, request_of: Request, tmp_path: Path) -> None:
-    def stop(layer: int, layers: int, fits: list[Any]) -> None:
-        if fits:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(dense, tmp_path / "model", request_of, on_layer=stop)
-    before = snapshot(tmp_path / ".model.refit")
-    convert(dense, tmp_path / "model", Request(LADDER))
-    assert snapshot(tmp_path / ".model.refit") == before
-
-
-def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
-    done: list[int] = []
-
-    def stop_after_layer_two(layer: int, layers: int, fits: list[Any]) -> None:
-        done.append(layer)
-        if layer == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(dense, tmp_path / "model", request_of, on_layer=stop_after_layer_two)
-    work = tmp_path / ".model.refit"
-    assert sorted(tmp_path.iterdir()) == [work]
-    kept = {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}
-    assert kept.keys() == {f"layer-0000{layer}.safetensors" for layer in (1, 2)}
-
-    def check_kept(layer: int, layers: int, fits: list[Any]) -> None:
-        done.append(layer)
-        assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}.items()
-        assert len(fits) == (0 if layer == 0 else 2)
-
-    whole = convert(dense, tmp_path / "model", request_of, on_layer=check_kept)
-    out = whole.out
-    assert done == [0, 1, 2, 0, 1, 2, 3]
-    assert whole.refit is not None
-    assert whole.refit.passes is None, "what it took is known of this process alone"
-    assert "That took" not in (out / "README.md").read_text()
-    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
-    assert sorted(tmp_path.iterdir()) == [out]
-
-
-def test_a_kept_layer_that_is_broken_is_fitted_again(
-    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
-) -> None:
-    def stop(layer: int, layers: int, fits: list[Any]) -> None:
-        if layer == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(dense, tmp_path / "model", request_of, on_layer=stop)
-    (tmp_path / ".model.refit" / "layer-00002.safetensors").write_bytes(b"")
-    out = convert(dense, tmp_path / "model", request_of).out
-    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
-
-
-def test_what_another_call_left_is_not_gone_on_with(
-    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
-) -> None:
-    def stop(layer: int, layers: int, fits: list[Any]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(dense, tmp_path / "model", replace(request_of, wiring=PEEK), on_layer=stop)
-    out = convert(dense, tmp_path / "model", request_of).out
-    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
