@@ -263,6 +263,10 @@ VARIANTS: dict[str, Patch] = {
     ),
     "ridge: for each channel": other_parts(RidgeRegression, solve=solve_each_channel),
     "ridge: by the diagonal": other_parts(RidgeRegression, solve=solve_by_diagonal),
+    "not drawn": other_parts(sweep, PULL=0.0),
+    "drawn by 0.03": other_parts(sweep, PULL=0.03),
+    "drawn by 0.1": other_parts(sweep, PULL=0.1),
+    "drawn by 0.3": other_parts(sweep, PULL=0.3),
     "first tokens count 10 times": first_tokens(10),
     "no token stands alone": other_parts(Calibration, texts=windows_only),
     "no token stands alone, first ones count 100 times": both(

@@ -48,19 +48,11 @@ class Cost:
         if not matrices:
             held_out = tokens * _FLOAT * 2 * views * hidden // HELD_OUT
             return cls(activations, 2 * layer * _FLOAT + held_out, tokens * forward, 0)
-        grams = sum(
-            2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
-            for inputs in (mlp if index % 2 else heads for index in rewired)
-        )
-        solves = sum(
-            views * _solve(hidden, hidden) + _solve(inputs, hidden)
-            for inputs in (mlp if index % 2 else heads for index in rewired)
-        )
-        placing = sum(4 * (views + 1) * hidden * mlp for index in rewired if index % 2 and modules[index].reads_shards)
+        fits, solves = _arithmetic(shape, modules, views)
         return cls(
             activations,
             2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * judging,
-            tokens * (forward + grams + placing // HELD_OUT),
+            tokens * (forward + fits),
             RIDGES * solves,
         )
 
@@ -70,6 +62,21 @@ class Cost:
             f"into files, {self.matrices / 1e9:.1f} GB for matrices, on a GPU where there is one, and "
             f"{(self.operations + self.solves) / 1e12:,.1f} TFLOP."
         )
+
+
+def _arithmetic(shape: LlamaShape, modules: Sequence[ModuleWiring], views: int) -> tuple[int, int]:
+    """Operations of all fits: for each token, in Gram matrices and where neurons are placed; and once, in solves."""
+    hidden, mlp, heads = shape.hidden_size, shape.intermediate_size, shape.num_attention_heads * shape.head_dim
+    each_token = solves = 0
+    for index, module in enumerate(modules):
+        if not module.is_rewired:
+            continue
+        inputs = mlp if index % 2 else heads
+        each_token += 2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
+        solves += views * _solve(hidden, hidden) + _solve(inputs, hidden)
+        if index % 2 and module.reads_shards:
+            each_token += 4 * (views + 1) * hidden * mlp // HELD_OUT
+    return each_token, solves
 
 
 def _problem(inputs: int, outputs: int) -> int:
