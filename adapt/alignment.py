@@ -87,11 +87,11 @@ class _Watch:
         given = iter(self.given)
         for layer in layers:
             before = stream
-            for wiring, gain in ((layer.attn_wiring, layer.input_gain), (layer.mlp_wiring, layer.post_attention_gain)):
+            for wiring in (layer.attn_wiring, layer.mlp_wiring):
                 projection, inputs = next(given)
                 own = projection(inputs)
                 parts = row_parallel(projection, layer.shards, inputs) if wiring.gives_partials else own
-                stream = stream.read(wiring, gain, layer.shards)[1].write(parts, wiring, layer.shards)
+                stream = stream.after_read(wiring, layer.shards).write(parts, wiring, layer.shards)
                 total = total + own
             found.append((before, total))
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from .recipe import Stage
 
 _FILE = "recipe.json"
-# how long it takes, and what it tells
-_MAY_CHANGE = (
-    "max_steps",
-    "num_train_epochs",
+_START = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # what a start is made by
+_TELLS = (
     "logging_steps",
     "save_steps",
     "save_total_limit",
@@ -26,35 +23,71 @@ _MAY_CHANGE = (
     "disable_tqdm",
     "dataset_num_proc",
 )
+_LASTS = ("max_steps", "num_train_epochs")
 
 
-def check(stage: Stage, folder: Path, may_change: Collection[str] = _MAY_CHANGE) -> None:
-    """Raise ValueError where what lies in `folder` was begun with another recipe."""
+def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
+    """Raise ValueError where what lies in `folder` was begun with another recipe, of so many `stages`.
+
+    `rows` is the fingerprint of the data. It is None for a stage that is finished: only what it told may change then.
+    """
     if not (folder / _FILE).is_file():
+        if folder.is_dir() and (rows is None or any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))):
+            raise ValueError(f"{folder} has no {_FILE}, so nobody knows what it holds: choose another output_dir.")
         return
-    before, now = json.loads((folder / _FILE).read_text(encoding="utf-8")), _keys(stage)
-    for name in before | now:
-        if before.get(name) != now.get(name) and name not in may_change:
-            raise ValueError(f"{folder} was begun with another {name}: choose another output_dir.")
+    before, now = _read(folder), _keys(stage, stages, rows)
+    may_change = _TELLS if rows is None else (*_TELLS, *_LASTS)
+    for part in before:
+        for name in before[part] | now[part]:
+            if name in may_change or (name == "set of rows" and rows is None):
+                continue
+            if before[part].get(name) != now[part].get(name):
+                raise ValueError(f"{folder} was begun with another {name}: choose another output_dir.")
 
 
-def write(stage: Stage, folder: Path) -> None:
+def check_layout(out: Path, stages: int) -> None:
+    """Raise ValueError where `out` holds one training of several stages, or stages of one."""
+    if (out / _FILE).is_file() if stages > 1 else any(out.glob("stage-*")):
+        raise ValueError(f"{out} was begun with another number of stages: choose another output_dir.")
+
+
+def write(stage: Stage, folder: Path, stages: int, rows: str) -> None:
     """Keep what is begun with `stage`, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f".{_FILE}"
-    scratch.write_text(json.dumps(_keys(stage), indent=1) + "\n", encoding="utf-8")
-    scratch.replace(folder / _FILE)
+    _write(_keys(stage, stages, rows), folder)
 
 
 def forget(folder: Path) -> None:
-    """Nothing was begun, if no step was saved: what was asked for cannot be done."""
-    if not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
-        (folder / _FILE).unlink(missing_ok=True)
+    """No training was begun, if no step was saved: what was asked for cannot be done, and may be mended."""
+    if (folder / _FILE).is_file() and not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+        if (folder / "start").is_dir():
+            _write({"start": _read(folder)["start"]}, folder)
+        else:
+            (folder / _FILE).unlink()
 
 
-def _keys(stage: Stage) -> dict[str, Any]:
+def _keys(stage: Stage, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
     """All of our keys, those of TRL's and transformers' that were given, and how many ranks share a step's rows."""
     given = {name: value for name, value in stage.given.items() if name != "output_dir"}
-    ranks = {"number of ranks": PartialState().num_processes}
-    found: dict[str, Any] = json.loads(json.dumps(given | asdict(stage.recipe) | ranks, default=str))
+    training = given | asdict(stage.recipe)
+    start = {name: training.pop(name) for name in _START}
+    training |= {"number of ranks": PartialState().num_processes, "set of rows": rows}
+    keys = {"start": start | {"number of stages": stages}, "training": training}
+    found: dict[str, dict[str, Any]] = json.loads(json.dumps(keys, default=str))
     return found
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        if found.keys() <= {"start", "training"}:
+            return found
+    except ValueError:
+        pass
+    raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")
+
+
+def _write(keys: dict[str, dict[str, Any]], folder: Path) -> None:
+    scratch = folder / f".{_FILE}"
+    scratch.write_text(json.dumps(keys, indent=1) + "\n", encoding="utf-8")
+    scratch.replace(folder / _FILE)

@@ -50,15 +50,15 @@ def _adapt(
         from .recipe import read
 
         stages = read(recipe, context.args)
-        if dry_run:
-            from .dry_run import describe
-
-            for number in range(1, len(stages) + 1):
-                print(describe(stages[:number], f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
-            return
         from .start import original_of
         from .train import adapt, is_first_rank
 
+        if dry_run:
+            from .dry_run import describe
+
+            for number in range(1, len(stages) + 1) if is_first_rank() else ():
+                print(describe(stages[:number], f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
+            return
         made = adapt(stages, resume, _on_layer)
         if is_first_rank():
             print(f"{made} is trained. To compare it with the original: evaluate {original_of(made)} {made}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,12 @@ from trl import SFTConfig
 from . import data
 from .recipe import Recipe
 from .rows import decode
-from .tally import FILTERED, Tally, note_on_file
+from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder
 
 _WINDOW = 512  # tokens; of what is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
+_LOOKED_AT = 1_000  # rows, to tell data from other data
 _FORM = 1  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
@@ -48,11 +50,20 @@ class Corpus:
         """Notes on what has been streamed so far."""
         return [tally.note() for tally in self.tallies]
 
+    @property
+    def fingerprint(self) -> str:
+        """Of what is held out and, unless it is streamed, of rows here and there: the same data in the same order."""
+        found = hashlib.sha256(repr(self.held_out and self.held_out["input_ids"][:]).encode())
+        if isinstance(self.train, Dataset):
+            places = range(0, len(self.train), max(1, len(self.train) // _LOOKED_AT))
+            found.update(repr((len(self.train), self.train.select(places)["input_ids"][:])).encode())
+        return found.hexdigest()
+
     def windows(self, longest: int) -> torch.Tensor | None:
         """What is held out, as windows [W, T] that a divergence is measured on; None where it is too little."""
         if self.held_out is None:
             return None
-        ids = [token for row in self.held_out["input_ids"] for token in row]
+        ids = [token for row in self.held_out["input_ids"] for token in row[:longest]]
         length = min(longest, _WINDOW, len(ids))
         count = len(ids) // length if length > 1 else 0
         return torch.tensor(ids[: count * length]).view(count, length) if count else None
@@ -70,7 +81,7 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
             encode = partial(_encode_row, form=_FORM, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
             if isinstance(rows, IterableDataset):
                 tallies.append(Tally(name, config.max_length))
-                encoded.append(_streamed(rows, encode, tallies[-1], None if config.packing else config.max_length))
+                encoded.append(_streamed(rows, encode, tallies[-1], cuts=not config.packing))
             else:
                 encoded.append(_encoded(rows, encode, name, config, notes))
         rows = data.mix(encoded, [None] * len(encoded), config.seed)
@@ -83,7 +94,9 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
         held_out += list(rows.take(share))
         parts.append(rows)  # those that are held out are left out below, wherever they stand
     known = frozenset(tuple(row["input_ids"]) for row in held_out)
-    parts = [rows.filter(partial(_is_new, known), input_columns="input_ids") for rows in parts]
+    is_new = partial(_is_new, known)
+    workers: dict[str, Any] = {} if recipe.streaming else {"num_proc": config.dataset_num_proc}
+    parts = [rows.filter(is_new, input_columns="input_ids", **workers) for rows in parts]
     if any(isinstance(rows, Dataset) and not len(rows) for rows in parts):
         raise ValueError("All rows of a dataset are the same as those that are held out: there is nothing to train on.")
     rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
@@ -91,38 +104,48 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
     if isinstance(rows, IterableDataset):
         if next(iter(rows), None) is None:
-            raise ValueError("Beyond what is held out, no row of the stream can be trained on: give more data.")
+            told = "".join(f" {tally.note()}." for tally in tallies)
+            raise ValueError(f"Beyond what is held out, no row of the stream can be trained on: give more data.{told}")
         rows = rows.shuffle(config.seed, buffer_size=_SHUFFLED)
     return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
 
 
 def _streamed(
-    rows: IterableDataset, encode: Callable[..., dict[str, Any]], tally: Tally, longest: int | None
+    rows: IterableDataset, encode: Callable[..., dict[str, Any]], tally: Tally, cuts: bool
 ) -> IterableDataset:
-    """The rows of one file as tokens and labels, once they are read; counted then, and cut to `longest`."""
+    """The rows of one file as tokens and labels, once they are read; counted then, and cut unless they are packed."""
 
     def encode_and_count(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         found = encode(row, index)
+        if tally.longest and found["first"] >= tally.longest:
+            found["problem"] = NOTHING_LEFT
         tally.count(index, found)
+        longest = tally.longest if cuts else None
         return found | {name: found[name][:longest] for name in ("input_ids", "labels")}
 
     columns = list(rows.features or next(iter(rows), {}))
     found = rows.map(encode_and_count, with_indices=True, remove_columns=columns, features=_FEATURES)
-    return found.filter(_is_good).select_columns(["input_ids", "labels"])
+    return found.filter(_is_good, input_columns="problem").select_columns(["input_ids", "labels"])
 
 
 def _encoded(
     rows: Dataset, encode: Callable[..., dict[str, Any]], name: str, config: SFTConfig, notes: list[str]
 ) -> Dataset:
     """The rows of one file as tokens and labels. What was filtered, skipped and cut goes to `notes`."""
-    options = {"num_proc": config.dataset_num_proc, "desc": f"Tokenising {name}"}
-    found = rows.map(encode, with_indices=True, remove_columns=rows.column_names, features=_FEATURES, **options)
-    kept = found.filter(_is_good)
+    found = rows.map(
+        encode,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=_FEATURES,
+        num_proc=config.dataset_num_proc,
+        desc=f"Tokenising {name}",
+    )
+    kept = found.filter(_is_good, input_columns="problem", num_proc=config.dataset_num_proc)
     notes.append(note_on_file(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config.max_length))
     if longest := config.max_length:
         kept, before = kept.filter(lambda first: first < longest, input_columns="first"), len(kept)
         if len(kept) < before:
-            notes[-1] += f"; in {before - len(kept):,} of them nothing to learn is left, and they are left out"
+            notes[-1] += told_emptied(before - len(kept))
     if not len(kept):
         raise ValueError(f"No row can be trained on: {notes[-1]}.")
     return kept.select_columns(["input_ids", "labels"])
@@ -153,5 +176,5 @@ def _is_new(known: frozenset[tuple[int, ...]], input_ids: Sequence[int]) -> bool
     return tuple(input_ids) not in known
 
 
-def _is_good(row: Mapping[str, Any]) -> bool:
-    return not row["problem"]
+def _is_good(problem: str) -> bool:
+    return not problem

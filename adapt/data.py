@@ -64,6 +64,7 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
     if path.is_dir() and not files:
         raise ValueError(f"{path} holds no data: {', '.join(_READERS)} files are read.")
     if path.exists():
+        _check_local(source)
         return [(str(file), _read_file(file, streaming)) for file in files]
     if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")) or path.suffix in _READERS:
         mend = "name a file, a folder, or a dataset on the hub (owner/name)."
@@ -72,6 +73,14 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
         raise ValueError(f"There is no {source.path}: {mend}")
     options: dict[str, Any] = {"split": source.split, "streaming": streaming}
     return [(source.path, _read(source.path, lambda: datasets.load_dataset(source.path, source.name, **options)))]
+
+
+def _check_local(source: Source) -> None:
+    if source.name or source.split != "train":
+        raise ValueError(
+            f"Of `datasets`, {source.path} is on disk, where all of a file is read: leave name and split out, or name "
+            "the file of that split."
+        )
 
 
 def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
@@ -105,6 +114,7 @@ def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:
 def checked(row: Mapping[str, Any], where: str) -> Document:
     """The row as text or as a conversation that can be trained on. Raises ValueError, which says `where`, if not."""
     document = read_row(row, where)
+    _check_unicode(document, where)
     if isinstance(document, str):
         if not document.strip():
             raise ValueError(f"{where} is an empty text.")
@@ -122,6 +132,16 @@ def checked(row: Mapping[str, Any], where: str) -> Document:
     if not all(turn["content"].strip() for turn in document if turn["role"] != "system"):
         raise ValueError(f"{where} has an empty turn.")
     return document
+
+
+def _check_unicode(document: Document, where: str) -> None:
+    """JSON may hold half of a character, which no tokenizer takes. Raises ValueError."""
+    texts = [document] if isinstance(document, str) else [turn["content"] for turn in document]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} holds half of a character ({error.reason}).") from None
 
 
 def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any:

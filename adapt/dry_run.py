@@ -18,7 +18,7 @@ from rewired.sources import find_source
 from . import corpus
 from .recipe import LORA, Recipe, Stage
 from .start import RECORD, outline
-from .tokens import set_chat_template
+from .tokens import check_padding, set_chat_template
 from .trainable import rewired_layers
 
 _FLOAT = 4  # bytes; AdamW has two moments
@@ -32,6 +32,7 @@ def describe(stages: Sequence[Stage], title: str) -> str:
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tokenizer = AutoTokenizer.from_pretrained(find_source(first.recipe.model).tokenizer(Path(scratch)))
         set_chat_template(tokenizer, config)
+        check_padding(tokenizer, config)
         data = corpus.load(recipe, config, tokenizer)
     lines = [title] if title else []
     lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from trl import SFTConfig, TrlParser
 
 from rewired.convert.request import MIX
 
-from . import refused
+from . import feasible, refused
 from .data import Source
 from .losses import DIVERGENCES
 from .trainable import CHOICES
@@ -81,6 +83,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
+        if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
+            self.lora_target_modules = [self.lora_target_modules]
         if not self.datasets:
             raise ValueError("The recipe names no datasets: give a list of paths.")
         for one in dataclasses.fields(self):  # argparse looks at flags only, and not at what a file says
@@ -88,14 +92,14 @@ class Recipe:
             if choices and value not in choices:
                 raise ValueError(f"{one.name} is '{value}': choose {', '.join(choices)}.")
         for name in ("ce_weight", "kd_weight", "hidden_weight"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
-        if not self.ce_weight + self.kd_weight + self.hidden_weight:
+        if not (self.align or self.ce_weight + self.kd_weight + self.hidden_weight):
             raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}: give one above 0.")
-        if self.held_out < 0 or self.refit_tokens < 1 or self.lora_r < 1:
-            raise ValueError("held_out is at least 0, and refit_tokens and lora_r at least 1.")
+        if self.held_out < 0 or min(self.refit_tokens, self.lora_r, self.lora_alpha) < 1:
+            raise ValueError("held_out is at least 0, and refit_tokens, lora_r and lora_alpha at least 1.")
         if self.align and self.train == "all":
             raise ValueError(
                 "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
@@ -185,8 +189,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     for action in parser._actions:
         if action.dest in _IN_YAML:
             action.type, action.nargs = _from_yaml, None
-    given = [flag.lstrip("-").split("=")[0] for flag in overrides if flag.startswith("--")]
-    for key in [*content, *(flag.replace("-", "_") for flag in given)]:
+    given = [flag.lstrip("-").split("=")[0].replace("-", "_") for flag in overrides if flag.startswith("--")]
+    for key in [*content, *given]:
         if key not in _types():
             near = difflib.get_close_matches(str(key), _types(), 1)
             raise ValueError(
@@ -198,6 +202,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         "output_dir": f"out/{path.stem}",
         "assistant_only_loss": True,
         "ddp_find_unused_parameters": False,  # every parameter that is trained is used in every step
+        "ddp_timeout": 36_000,  # seconds that other ranks wait while the first one refits and tokenises
     }
     if "gradient_checkpointing" not in [*content, *given]:
         defaults["activation_checkpointing"] = True  # TRL's default, by its new name
@@ -206,22 +211,16 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     parser.set_defaults_with_config(**defaults | {key: _typed(path, key, value) for key, value in content.items()})
     try:
         recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error.doc} is no JSON.") from None
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
     if recipe.streaming and config.max_steps < 1:
         raise ValueError(f"{path}: nobody knows how long a stream is: give max_steps.")
-    if isinstance(config.model_init_kwargs, str):
-        raise ValueError(f"{path}: model_init_kwargs is '{config.model_init_kwargs}': give a mapping.")
-    if config.eval_steps and (config.eval_steps < 1 or not recipe.held_out):
-        raise ValueError(
-            f"{path}: eval_steps counts whole steps, and measures on rows that are held out: give held_out."
-        )
-    if config.save_strategy == "best":
-        raise ValueError(f"{path}: save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
-    if recipe.distills:
-        refused.check(config)
-    flags = [key.replace("-", "_") for key in given]
-    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *flags]}
+    if config.eval_steps and not recipe.held_out:
+        raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
+    feasible.check(config, recipe.distills)
+    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *given]}
     return Stage(recipe, config, {name: _plain(value, content.get(name)) for name, value in read_as.items()})
 
 
@@ -259,7 +258,7 @@ def _from_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ValueError(f"{text} is no YAML") from None
+        raise argparse.ArgumentTypeError(f"{text} is no YAML") from None
 
 
 class _Parser(TrlParser):

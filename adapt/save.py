@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor
 from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.destination import staged_folder
 from rewired.sources import checkpoint_folder
+from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
 from .plots import curves
 from .recipe import Stage
 from .start import RECORD, Start
 
-_NOT_COPIED = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json")
+_COPIED = (*COMPANION_FILES, "*.py")  # of the start; an output_dir may lie in its folder
 
 
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
@@ -53,7 +54,13 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),
     }
     with staged_folder(made) as staging:
-        shutil.copytree(start.folder, staging, ignore=shutil.ignore_patterns(*_NOT_COPIED, ".*"), dirs_exist_ok=True)
+        for path in (path for pattern in _COPIED for path in start.folder.glob(pattern)):
+            copy = staging / path.relative_to(start.folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+        if stage.given.get("chat_template_path"):
+            template = trainer.processing_class.chat_template
+            (staging / "chat_template.jinja").write_text(template, encoding="utf-8")
         save_torch_state_dict(kept, staging)
         (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")

@@ -90,6 +90,8 @@ def beside(
     )
     name = _EMBEDDING if config.tie_word_embeddings else "lm_head"
     head = parts.take(head, student.lm_head, name, not ends_changed)
+    if config.tie_word_embeddings and model.embed_tokens is not None:
+        head.weight = model.embed_tokens.weight
     for offset, layer in enumerate(model.layers):
         index = start + offset
         theirs: nn.Module = student.model.layers[index]

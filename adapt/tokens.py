@@ -78,7 +78,7 @@ class Encoder:
         ids: list[int] = self.tokenizer(text)["input_ids"]
         if begin is not None and ids[:2] == [begin, begin]:
             ids = ids[1:]
-        return ids if ids[-1:] == [end] else [*ids, end]
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def set_chat_template(tokenizer: Any, config: Any) -> None:
@@ -93,6 +93,13 @@ def set_chat_template(tokenizer: Any, config: Any) -> None:
     except (OSError, ValueError):
         raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that can be loaded.") from None
     config.chat_template_path = None
+
+
+def check_padding(tokenizer: Any, config: Any) -> None:
+    """Raise ValueError where rows cannot be filled up to the longest of a batch."""
+    given = config.pad_token or tokenizer.pad_token or tokenizer.eos_token
+    if given is None or given not in tokenizer.get_vocab():
+        raise ValueError(f"pad_token is {given!r}, which is no token of the tokenizer's: give one that is.")
 
 
 def training_template(tokenizer: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,7 +34,7 @@ from .sharded_trainer import ShardedTrainer
 from .start import Start, outline, prepare
 from .teacher import Teacher, beside, sharded
 from .tied_head import tie
-from .tokens import set_chat_template
+from .tokens import check_padding, set_chat_template
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
 
@@ -54,15 +55,27 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
     made = [*(folder / "final" for folder in folders[:-1]), out / "final"]
     runs = [stages[0], *(_following(stage, before) for before, stage in zip(made, stages[1:], strict=False))]
+    begun.check_layout(out, len(stages))
     done = max((n for n, folder in enumerate(made, start=1) if (folder / "config.json").is_file()), default=0)
     for run, folder in zip(runs[:done], folders, strict=False):
-        begun.check(run, folder, ())
+        begun.check(run, folder, len(stages), rows=None)
     todo = range(done, len(stages))
     with state.main_process_first():  # whatever can be wrong is read before hours of work
         inputs = {number: _inputs(stages[: number + 1]) for number in todo}
     for number in todo:
-        _run(runs[number], folders[number], made[number], *inputs[number], on_layer)
+        run, folder, rows = runs[number], folders[number], inputs[number][1].fingerprint
+        begun.check(run, folder, len(stages), rows)
         state.wait_for_everyone()
+        if state.is_main_process:
+            begun.write(run, folder, len(stages), rows)
+        try:
+            _run(run, folder, made[number], *inputs[number], on_layer)
+        except Exception:
+            if state.is_main_process:
+                begun.forget(folder)
+            raise
+        state.wait_for_everyone()
+        _free_memory()
     return made[-1]
 
 
@@ -96,6 +109,7 @@ def _inputs(stages: Sequence[Stage]) -> tuple[Any, corpus.Corpus]:
     _check_reporting(config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(stages[0].recipe.model))
     set_chat_template(tokenizer, config)
+    check_padding(tokenizer, config)
     return tokenizer, corpus.load(recipe, config, tokenizer)
 
 
@@ -120,24 +134,23 @@ def _run(
     stage: Stage, folder: Path, made: Path, tokenizer: Any, data: corpus.Corpus, on_layer: Callable[..., None]
 ) -> None:
     recipe, config, state = stage.recipe, stage.config, PartialState()
-    begun.check(stage, folder)
-    state.wait_for_everyone()
-    if state.is_main_process:
-        begun.write(stage, folder)
     for note in data.notes:
         state.print(note)
-    try:
-        with state.main_process_first():
-            start = prepare(recipe, folder / "start", on_layer)
-    except ValueError:
-        begun.forget(folder)
-        raise
+    with state.main_process_first():
+        start = prepare(recipe, folder / "start", on_layer)
     last = get_last_checkpoint(folder)
     trainer = make_trainer(recipe, config, folder, start, tokenizer, data, last)
     _train(trainer, last, folder)
     for note in data.streamed():
         state.print(note)
     save(trainer, stage, start, [*data.notes, *data.streamed()], made)
+
+
+def _free_memory() -> None:
+    """A model that learns from a teacher holds itself: nothing frees it but the collector."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _train(trainer: AdaptTrainer, last: str | None, folder: Path) -> None:

@@ -42,11 +42,15 @@ class ResidualStream(NamedTuple):
 
     def read(self, wiring: ModuleWiring, gain: PeekGain | None, shards: Shards) -> tuple[torch.Tensor, ResidualStream]:
         """A module's view, [B, T, H] or, where shards differ, [r, B, T, H]; and the stream after the read."""
-        stream = self._settle(shards) if wiring.wait else self
+        stream = self.after_read(wiring, shards)
         if not wiring.reads_shards:
             return stream.settled, stream
         assert gain is not None, "a module that reads shards has a gain"
         return gain(stream.settled, stream.own_parts()), stream
+
+    def after_read(self, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
+        """The stream after a module has read it: a reduction that it waited for is merged."""
+        return self._settle(shards) if wiring.wait else self
 
     def write(self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
         """Merge the reduction in flight, then reduce `output` as the wiring says, or keep it local.

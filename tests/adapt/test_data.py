@@ -20,12 +20,11 @@ from tests.evaluate.world import tokenizer
 from .world import CHATML, conversations, write_rows
 
 
-def load(*datasets: Any, longest: int | None = None, **keys: Any) -> corpus.Corpus:
+def load(*datasets: Any, longest: int | None = None, packing: bool = False, **keys: Any) -> corpus.Corpus:
     tokens = tokenizer()
     tokens.chat_template = CHATML
-    config = SFTConfig(
-        output_dir="unused", max_length=longest, assistant_only_loss=True, use_cpu=True, bf16=False, seed=3
-    )
+    options = {"max_length": longest, "packing": packing, "assistant_only_loss": True, "seed": 3}
+    config = SFTConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
     recipe = Recipe(model="unused", datasets=list(datasets), **{"held_out": 0} | keys)
     return corpus.load(recipe, config, tokens)
 
@@ -122,6 +121,10 @@ def test_a_file_that_begins_with_unwanted_rows_is_read(tmp_path: Path) -> None:
         ({"conversations": [{"from": "gpt", "value": "a"}] * 2}, "turns out of order"),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
         ({"conversations": [{"from": "human", "text": "q"}]}, "no text that is understood"),
+        (
+            {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "a"}]},
+            "holds half of a character",
+        ),
     ],
 )
 def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -225,6 +228,10 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         load("instruct/rows.jsonl")
     with pytest.raises(ValueError, match=r"There is no kept/alpaca.jsonl: `rewired data fetch instruct kept` makes it"):
         load("kept/alpaca.jsonl")
+    path = str(write_rows(tmp_path / "rows.jsonl", conversations(4)))
+    for part in ({"split": "test"}, {"name": "7M"}):
+        with pytest.raises(ValueError, match=r"rows.jsonl is on disk, .*leave name and split out"):
+            load({"path": path} | part)
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows.csv is no data that is read"):
         load(str(tmp_path / "rows.csv"))
@@ -255,7 +262,9 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     assert texts(found) == everything[4:]
     windows = found.windows(longest=32)
     assert windows is not None
-    flat = torch.tensor([token for ids in found.held_out["input_ids"] for token in ids])
+    flat = torch.tensor(
+        [token for ids in found.held_out["input_ids"] for token in ids[:32]]
+    )  # as it would be trained on
     assert torch.equal(windows.flatten(), flat[: windows.numel()]) and windows.shape[1] == 32
 
 
@@ -272,6 +281,26 @@ def test_rows_that_stand_twice_are_not_trained_on_if_one_is_held_out(streaming: 
     assert len(held_out) == 2, "the first two rows of both"
     trained = [tuple(row["input_ids"]) for row in found.train.take(12)]
     assert len(trained) == 12 and not held_out & set(trained)
+
+
+def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> None:
+    """Each row is cut before the assistant says anything; a mixed one is counted."""
+    turns = [{"from": "human", "value": "why " * 99}, {"from": "gpt", "value": "Because."}]
+    rows = [{"conversations": turns}] * 3
+    path = str(write_rows(tmp_path / "rows.jsonl", rows))
+    for packing in (False, True):
+        with pytest.raises(ValueError, match=r"no row of the stream .*; in 3 of them nothing to learn is left"):
+            load(path, longest=64, streaming=True, packing=packing)
+    path = str(write_rows(tmp_path / "mixed.jsonl", [*rows, *conversations(4)]))
+    found = load(path, longest=64, streaming=True)
+    assert len(list(found.train)) == 4 and "; in 3 of them nothing to learn is left" in found.streamed()[0]
+
+
+def test_the_fingerprint_is_of_the_rows_and_their_order(tmp_path: Path) -> None:
+    rows = conversations(12)
+    paths = [str(write_rows(tmp_path / f"{n}.jsonl", found)) for n, found in enumerate([rows, rows, rows[::-1]])]
+    same, again, other = (load(path, held_out=2).fingerprint for path in paths)
+    assert same == again != other
 
 
 def test_too_little_data_is_refused(tmp_path: Path) -> None:

@@ -44,6 +44,23 @@ def test_the_command_line_is_put_over_the_file(tmp_path: Path) -> None:
     assert stage.given["max_steps"] == 9 and stage.given["kd_weight"] == 2.0
 
 
+def test_a_flag_may_have_hyphens(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", **LEAST)
+    for flag in ("--gradient-checkpointing", "--gradient_checkpointing"):
+        config = read(path, [flag, "false"])[0].config
+        assert not config.gradient_checkpointing and not config.activation_checkpointing
+
+
+def test_one_target_of_lora_may_be_written_as_a_word(tmp_path: Path) -> None:
+    recipe = read(write(tmp_path / "r.yaml", **LEAST, train="lora", lora_target_modules="q_proj"), [])[0].recipe
+    assert recipe.lora_target_modules == ["q_proj"]
+
+
+def test_where_layers_are_aligned_other_losses_may_weigh_nothing(tmp_path: Path) -> None:
+    weights = {"align": True, "train": "rewired", "ce_weight": 0.0}
+    assert read(write(tmp_path / "r.yaml", **LEAST, **weights), [])[0].recipe.align
+
+
 def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
     write(tmp_path / "ladder-distill.yaml", **LEAST)
     with pytest.raises(ValueError, match=r"no recipe .*ladder-distil\.yaml: did you mean ladder-distill\.yaml\?"):
@@ -105,6 +122,25 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"datasets": 3}, "3 has no path"),
         ({"wiring": "ladder"}, "wiring is 'ladder': give a list"),
         ({"model_init_kwargs": "x"}, "model_init_kwargs is 'x': give a mapping"),
+        ({"model_init_kwargs": "{x"}, "{x is no JSON"),
+        ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is called dtype now"),
+        ({"model_init_kwargs": {"dtype": "bogus"}}, "dtype is 'bogus'"),
+        ({"ce_weight": float("nan")}, "ce_weight is nan"),
+        ({"lora_alpha": 0}, "lora_alpha"),
+        ({"hub_token": "secret"}, "'hub_token' is not for adapt: what is to be uploaded is the folder `final`"),
+        ({"per_device_eval_batch_size": 2}, "'per_device_eval_batch_size' is not for adapt: there is no evaluation"),
+        ({"padding_free": True}, "'padding_free' is not for adapt: packing leaves no padding"),
+        ({"max_length": 0}, "max_length is 0: give one above 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0: give one above 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0: give one above 0"),
+        ({"eval_steps": 0.5}, "eval_steps is 0.5: give a number of whole steps"),
+        ({"eval_steps": 2, "held_out": 0}, "give held_out"),
+        ({"packing": True, "max_length": None}, "packing fills rows of max_length tokens"),
+        ({"optim": "galore_adamw"}, "optim is 'galore_adamw': .*galore_torch"),
+        ({"optim_args": "bogus"}, "optim is"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type is 'cosine_with_min_lr'"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs the package liger-kernel"),
+        ({"activation_offloading": True}, "activation_offloading is from a GPU to its host"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -114,7 +150,13 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, t
 
 @pytest.mark.parametrize(
     "flags",
-    [["--lerning_rate", "1"], ["--max_steps", "many"], ["--train", "some"], ["--skip_bad", "maybe"]],
+    [
+        ["--lerning_rate", "1"],
+        ["--max_steps", "many"],
+        ["--train", "some"],
+        ["--skip_bad", "maybe"],
+        ["--wiring", "[{"],
+    ],
     ids=str,
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], tmp_path: Path) -> None:

@@ -87,6 +87,56 @@ def test_nor_on_another_number_of_ranks(keys: dict[str, Any], tmp_path: Path) ->
         train(tmp_path / "r.yaml", resume=True, **keys)
 
 
+def test_nor_on_other_rows(keys: dict[str, Any], tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", conversations())
+    keys |= {"datasets": [str(path)]}
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
+    write_rows(path, conversations()[::-1])
+    with pytest.raises(ValueError, match="begun with another set of rows: choose another output_dir"):
+        train(tmp_path / "r.yaml", resume=True, **keys)
+
+
+def test_nor_in_other_stages(keys: dict[str, Any], tmp_path: Path) -> None:
+    """A stage more would be left out silently, since the model of the last one is there."""
+    keys |= {"max_steps": 1}
+    one, two = [{**keys, "output_dir": str(tmp_path / name)} for name in ("one", "two")]
+    stages = [{"learning_rate": rate} for rate in (1e-3, 1e-4, 1e-5)]
+    train(tmp_path / "r.yaml", **one)
+    train(tmp_path / "r.yaml", **two, stages=stages[:2])
+    for before, after in ((one, stages[:2]), (two, stages), (two, None)):
+        with pytest.raises(ValueError, match="begun with another number of stages: choose another output_dir"):
+            train(tmp_path / "r.yaml", resume=True, **before, stages=after)
+
+
+def test_what_a_finished_stage_told_may_change(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys |= {"max_steps": 2, "stages": [{}, {"learning_rate": 1e-4}]}
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
+    assert train(tmp_path / "r.yaml", resume=True, **keys | {"save_steps": 1, "logging_steps": 2}).is_dir()
+
+
+def test_nor_is_what_nobody_knows(keys: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "out" / "checkpoint-7").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"has no recipe\.json"):
+        train(tmp_path / "r.yaml", resume=True, **keys)
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=str)
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_broken_checkpoint_is_named(name: str, spoil: Any, keys: dict[str, Any], tmp_path: Path) -> None:
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys | {"save_steps": 4}))
+    spoil(tmp_path / "out" / "checkpoint-4" / name)
+    with pytest.raises(ValueError, match=r"checkpoint-4 is broken: delete it"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
+
+
+def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
+    """transformers rounds half an epoch up to one."""
+    keys |= {"max_steps": -1, "num_train_epochs": 0.5}
+    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"num_train_epochs": 1.0})
+    assert json.loads((again / "config.json").read_text())["adapted"]["steps"] == 18
+
+
 def test_a_longer_training_is_another_one_once_its_model_is_written(keys: dict[str, Any], tmp_path: Path) -> None:
     train(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):
@@ -144,3 +194,23 @@ def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) 
     train(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match="--resume"):
         train(tmp_path / "r.yaml", **keys)
+
+
+def test_what_cannot_be_begun_can_be_mended(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The text to refit on is missing: with another one, the same folder will do."""
+    text = tmp_path / "text.txt"
+    with pytest.raises(ValueError, match=r"no calibration text .*text\.txt"):
+        train(tmp_path / "r.yaml", **keys | {"refit": str(text)})
+    text.write_text("A river runs. " * 400)
+    assert train(tmp_path / "r.yaml", resume=True, **keys | {"refit": str(text), "refit_tokens": 600}).is_dir()
+
+
+def test_what_failed_before_its_first_checkpoint_can_be_mended(keys: dict[str, Any], tmp_path: Path) -> None:
+    """And the model that it starts from is there already; only for another one it is too late."""
+    with pytest.raises(ValueError, match="no checkpoint was saved before"):
+        train(tmp_path / "r.yaml", **keys | {"learning_rate": 1e30, "max_grad_norm": 0.0})
+    start = (tmp_path / "out" / "start" / "config.json").stat()
+    with pytest.raises(ValueError, match="begun with another wiring"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
+    assert train(tmp_path / "r.yaml", resume=True, **keys).is_dir()
+    assert (tmp_path / "out" / "start" / "config.json").stat() == start

@@ -102,6 +102,12 @@ def test_a_text_that_brings_its_own_bos_and_eos_gets_no_second_ones() -> None:
     assert tokens.decode(found["input_ids"]) == "<s>some text</s>"
 
 
+def test_where_a_tokenizer_has_no_eos_a_text_just_ends() -> None:
+    tokens = made(CHATML)
+    tokens.eos_token = None
+    assert tokens.decode(Encoder.of(tokens).encode("some text", "row 1")["input_ids"]) == "<s>some text"
+
+
 def test_a_template_that_marks_turns_itself_is_taken() -> None:
     own = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     assert training_template(made(own)) == own

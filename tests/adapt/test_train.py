@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from dataclasses import replace
@@ -21,6 +22,7 @@ from rewired.adapt.start import original_of, outline, prepare
 from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose, rewired_layers
 from rewired.convert import RefitRequest, Request, convert
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .world import LADDER, command, conversations, logged, logits_of, train, weights, write_recipe, write_rows
 
@@ -73,6 +75,7 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     stages = [{"wiring": [{"layers": "3-4", "preset": "ladder"}]}, {"wiring": LADDER, "kd_weight": 2.0}]
     made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
     assert made == tmp_path / "out" / "final"
+    assert not any(isinstance(one, RewiredLlamaForCausalLM) for one in gc.get_objects()), "no stage's model stays"
     model: Any = AutoModelForCausalLM.from_pretrained(made)
     assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
     half = tmp_path / "out" / "stage-1" / "final"
@@ -127,15 +130,6 @@ def test_stages_that_do_not_follow_are_refused_before_any_is_trained(
     else:
         with pytest.raises(ValueError, match=problem):
             outline(recipes)
-
-
-def test_what_cannot_be_begun_can_be_mended(keys: dict[str, Any], tmp_path: Path) -> None:
-    """The text to refit on is missing: with another one, the same folder will do."""
-    text = tmp_path / "text.txt"
-    with pytest.raises(ValueError, match=r"no calibration text .*text\.txt"):
-        train(tmp_path / "r.yaml", **keys | {"refit": str(text)})
-    text.write_text("A river runs. " * 400)
-    assert train(tmp_path / "r.yaml", resume=True, **keys | {"refit": str(text), "refit_tokens": 600}).is_dir()
 
 
 def test_only_what_comes_after_the_last_whole_stage_is_trained(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -283,6 +277,7 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
         ({"train": "norms_and_gains", "wiring": DENSE}, "trains nothing"),
         ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
+        ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),

@@ -1,0 +1,71 @@
+"""What a recipe asks of TRL and transformers, tried before hours of a refit: they would notice only after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Trainer, get_scheduler
+from transformers.utils import is_liger_kernel_available
+from trl import SFTConfig
+
+_COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "eval_steps", "num_train_epochs")
+
+
+def check(config: SFTConfig, distills: bool) -> None:
+    """Raise ValueError for what cannot be run here, or, where the original teaches, would spoil its losses."""
+    for name in _COUNTS:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}: give one above 0.")
+    if config.eval_steps and config.eval_steps < 1:
+        raise ValueError(f"eval_steps is {config.eval_steps}: give a number of whole steps.")
+    if config.packing and config.max_length is None:
+        raise ValueError("packing fills rows of max_length tokens: give one.")
+    if config.save_strategy == "best":
+        raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
+    if config.use_liger_kernel and not is_liger_kernel_available():
+        raise ValueError("use_liger_kernel needs the package liger-kernel: install it, or leave the key out.")
+    if config.activation_offloading and not torch.cuda.is_available():
+        raise ValueError("activation_offloading is from a GPU to its host, and here is none: leave it out.")
+    for name in ("model_init_kwargs", "lr_scheduler_kwargs"):
+        if isinstance(getattr(config, name), str):
+            raise ValueError(f"{name} is '{getattr(config, name)}': give a mapping.")
+    _check_dtype(config.model_init_kwargs or {})
+    _check_optimizer(config)
+    if distills:
+        _check_losses(config)
+
+
+def _check_dtype(options: Any) -> None:
+    if "torch_dtype" in options:
+        raise ValueError("model_init_kwargs: torch_dtype is called dtype now.")
+    dtype = options.get("dtype", "auto")
+    if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
+        raise ValueError(f"model_init_kwargs: dtype is '{dtype}': give one of torch's, such as bfloat16.")
+
+
+def _check_optimizer(config: SFTConfig) -> None:
+    """Make the optimizer and the scheduler, for a parameter that nobody trains."""
+    name = "optim"
+    try:
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config)
+        optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **options)
+        name = "lr_scheduler_type"
+        steps = {"num_warmup_steps": 1, "num_training_steps": 2}
+        given: Any = config.lr_scheduler_kwargs
+        get_scheduler(config.lr_scheduler_type, optimizer, **steps, scheduler_specific_kwargs=given)
+    except (ImportError, TypeError, ValueError) as error:
+        asked = getattr(getattr(config, name), "value", None)
+        raise ValueError(f"{name} is '{asked}': {str(error).strip().splitlines()[0]}") from None
+
+
+def _check_losses(config: SFTConfig) -> None:
+    if config.loss_type != "nll":
+        raise ValueError(
+            f"loss_type is '{config.loss_type}', and the losses against the original are not: leave it out."
+        )
+    if config.label_smoothing_factor:
+        raise ValueError("label_smoothing_factor is no part of the losses against the original: leave it out.")
+    if config.neftune_noise_alpha:
+        raise ValueError("neftune_noise_alpha: the original would read the noise, too: leave it out.")
