@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,19 +53,32 @@ def check_layout(out: Path, stages: int) -> None:
         raise ValueError(f"{out} was begun with another number of stages: choose another output_dir.")
 
 
-def write(stage: Stage, folder: Path, stages: int, rows: str) -> None:
-    """Keep what is begun with `stage`, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(_keys(stage, stages, rows), folder)
+@contextmanager
+def training(stage: Stage, folder: Path, stages: int, rows: str) -> Iterator[None]:
+    """Keep what is begun with `stage` while it runs; if it fails before a step was saved, what was asked for may be
+    mended, all but the model that it started from.
+
+    Raises ValueError where `folder` was begun with another recipe.
+    """
+    state = PartialState()
+    check(stage, folder, stages, rows)
+    state.wait_for_everyone()  # all have looked
+    if state.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(_keys(stage, stages, rows), folder)
+    try:
+        yield
+    except Exception:
+        if state.is_main_process and not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+            _forget(folder)
+        raise
 
 
-def forget(folder: Path) -> None:
-    """No training was begun, if no step was saved: what was asked for cannot be done, and may be mended."""
-    if (folder / _FILE).is_file() and not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
-        if (folder / "start").is_dir():
-            _write({"start": _read(folder)["start"]}, folder)
-        else:
-            (folder / _FILE).unlink()
+def _forget(folder: Path) -> None:
+    if (folder / "start").is_dir():
+        _write({"start": _read(folder)["start"]}, folder)
+    else:
+        (folder / _FILE).unlink()
 
 
 def _keys(stage: Stage, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
@@ -88,6 +103,7 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write(keys: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Whole or not at all."""
     scratch = folder / f".{_FILE}"
     scratch.write_text(json.dumps(keys, indent=1) + "\n", encoding="utf-8")
     scratch.replace(folder / _FILE)

@@ -26,7 +26,8 @@ def read(path: Path, streaming: bool) -> Dataset | IterableDataset:
     state = path.stat()
     # datasets keeps what it has read: a file that was mended, or other code of ours, is read anew
     options: dict[str, Any] = {"path": str(path), "stamp": (_FORMAT, state.st_mtime_ns, state.st_size)}
-    next(_rows(**options), None)
+    if next(_rows(**options), None) is None:
+        raise ValueError(f"{path} has no rows.")
     found: Dataset | IterableDataset = kind.from_generator(_rows, gen_kwargs=options, features=_FEATURES)
     return found
 

@@ -63,17 +63,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     with state.main_process_first():  # whatever can be wrong is read before hours of work
         inputs = {number: _inputs(stages[: number + 1]) for number in todo}
     for number in todo:
-        run, folder, rows = runs[number], folders[number], inputs[number][1].fingerprint
-        begun.check(run, folder, len(stages), rows)
-        state.wait_for_everyone()
-        if state.is_main_process:
-            begun.write(run, folder, len(stages), rows)
-        try:
-            _run(run, folder, made[number], *inputs[number], on_layer)
-        except Exception:
-            if state.is_main_process:
-                begun.forget(folder)
-            raise
+        with begun.training(runs[number], folders[number], len(stages), inputs[number][1].fingerprint):
+            _run(runs[number], folders[number], made[number], *inputs[number], on_layer)
         state.wait_for_everyone()
         _free_memory()
     return made[-1]

@@ -163,10 +163,12 @@ def write_broken_parquet(path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("name", "content"), [("rows.json", b"[1, 2"), ("rows.parquet", b"PAR1 and no more")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("rows.json", b"[1, 2"), ("rows.parquet", b"PAR1 and no more"), ("rows.jsonl", b"")]
+)
 def test_a_broken_file_is_named(name: str, content: bytes, streaming: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} cannot be read"):
+    with pytest.raises(ValueError, match=f"{name} (cannot be read|has no rows)"):
         load(str(tmp_path / name), streaming=streaming)
 
 
