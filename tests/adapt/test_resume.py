@@ -120,7 +120,9 @@ def test_nor_is_what_nobody_knows(keys: dict[str, Any], tmp_path: Path) -> None:
         train(tmp_path / "r.yaml", resume=True, **keys)
 
 
-@pytest.mark.parametrize("spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=str)
+@pytest.mark.parametrize(
+    "spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=["cut off", "gone"]
+)
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
 def test_a_broken_checkpoint_is_named(name: str, spoil: Any, keys: dict[str, Any], tmp_path: Path) -> None:
     shutil.rmtree(train(tmp_path / "r.yaml", **keys | {"save_steps": 4}))
