@@ -27,7 +27,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import sources
+from rewired.convert.refit.documents import mix
 from rewired.convert.refit.run import RECIPE
 from rewired.convert.refit.text import windows_of
 from rewired.convert.select import wirings as select_wirings
@@ -132,7 +132,7 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
 def held_out(source: Path) -> dict[str, torch.Tensor]:
     """Prose and chat from the far end of the packaged mix, which no calibration here reaches; code: Python's own."""
     tokenizer = AutoTokenizer.from_pretrained(source)
-    alpaca, c4, dpo, wiki = (list(documents)[::-1] for documents in sources("mix"))
+    alpaca, c4, dpo, wiki = (list(documents)[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     code: list[Document] = [path.read_text(encoding="utf-8", errors="replace")[:6000] for path in modules[::8]]
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from variants import VARIANTS
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import sources
+from rewired.convert.refit.documents import mix
 from rewired.convert.refit.run import RECIPE
 
 TOKENS = 16_384
@@ -72,7 +72,7 @@ def runs(count: int, domains: dict[str, str]) -> Iterator[tuple[str, str, int, s
 
 def write_domains(folder: Path) -> dict[str, str]:
     """Calibration text of one kind, and of all three, without what judges."""
-    alpaca, c4, dpo, wiki = (found[: len(found) // 2] for found in map(list, sources("mix")))
+    alpaca, c4, dpo, wiki = (found[: len(found) // 2] for found in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     code = [path.read_text(encoding="utf-8", errors="replace")[:6000] for n, path in enumerate(modules) if n % 8]
     prose, chat = {"c4": c4, "wiki": wiki}, {"alpaca": alpaca, "dpo": dpo}

@@ -27,13 +27,21 @@ _INSIDE = PurePosixPath("llamafactory-0.9.5/data")
 _FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
 
 _MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
+_KEPT_BACK = 5  # one document of so many of the packaged mix
 _ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 
 
 def sources(text: str) -> list[Iterable[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
+    if text == MIX:
+        return [documents[: len(documents) - len(documents) // _KEPT_BACK] for documents in mix()]
     files = check(text)
     return [_read_dataset(text)] if files is None else [_READERS.get(file.suffix, _read_text)(file) for file in files]
+
+
+def mix() -> list[list[Document]]:
+    """All documents of the packaged mix: of each file, the last fifth is never fitted on, and may judge what was."""
+    return [list(_READERS.get(file.suffix, _read_text)(file)) for file in check(MIX) or ()]
 
 
 def check(text: str) -> list[Path] | None:

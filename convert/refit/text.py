@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,6 +21,7 @@ from .documents import sources
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"
 _LONGEST = 32  # characters a token: more than any text has on average
+_PART = 256  # tokens of a document, if there are enough of them
 _LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one
 _SHORTEST_PIECE = 512  # characters of a long text, where many files are read as one
 
@@ -65,12 +67,12 @@ def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     ValueError where there is no such text, or too little of it.
     """
     files, most = sources(text), max(tokens // WINDOW, 2)
-    found = [windows_of(documents, tokenizer, most // len(files)) for documents in files]
+    found = [_spread(documents, tokenizer, most // len(files)) for documents in files]
     short = [documents for documents, windows in zip(files, found, strict=True) if len(windows) < _LEAST_SHARE]
     if len(short) > 1:
         found = [windows for windows in found if len(windows) >= _LEAST_SHARE]
         left = most - sum(map(len, found))
-        found.append(windows_of(_in_turn(short, most * WINDOW // len(files)), tokenizer, left))
+        found.append(_spread(_in_turn(short, most * WINDOW // len(files)), tokenizer, left))
     judges = _judges([len(windows) for windows in found])
     if not judges:
         raise ValueError(
@@ -112,18 +114,44 @@ def _pieces(document: Document, length: int) -> Sequence[Document]:
     return [document[start : start + length] for start in range(0, len(document), length)]
 
 
+def _spread(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
+    """Windows of the first tokens of documents, of each as many as it takes: text of one document is alike, and a fit
+    learns it by heart."""
+    begin = _bos(tokenizer)
+    wanted = most * (WINDOW - len(begin))
+    found, enough = list[list[int]](), 0
+    for document in documents:
+        found.append(_tokens(document, tokenizer, wanted))
+        enough += min(len(found[-1]), _PART)
+        if enough >= wanted:
+            break
+    lengths = [len(ids) for ids in found]
+    longest = bisect_left(
+        range(max(lengths, default=0)), wanted, key=lambda n: sum(min(length, n) for length in lengths)
+    )
+    return _cut([token for ids in found for token in ids[:longest]], begin, most)
+
+
 def windows_of(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
     """Documents one after the other, cut into windows that each begin as the tokenizer begins a text."""
     begin = _bos(tokenizer)
-    content = WINDOW - len(begin)
-    ids: list[int] = []
+    wanted, ids = most * (WINDOW - len(begin)), list[int]()
     for document in documents:
-        text = _plain(document, tokenizer)[: _LONGEST * (most * content - len(ids))]  # a file may be one document
-        text = text.encode(errors="replace").decode()  # JSON may hold half an emoji
-        found = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids += [token for token in found if token not in begin]  # a chat template may write a BOS of its own
-        if len(ids) >= most * content:
+        ids += _tokens(document, tokenizer, wanted - len(ids))
+        if len(ids) >= wanted:
             break
+    return _cut(ids, begin, most)
+
+
+def _tokens(document: Document, tokenizer: Any, most: int) -> list[int]:
+    text = _plain(document, tokenizer)[: _LONGEST * most]  # a file may be one document
+    text = text.encode(errors="replace").decode()  # JSON may hold half an emoji
+    begin = _bos(tokenizer)  # a chat template may write one of its own
+    return [token for token in tokenizer(text, add_special_tokens=False)["input_ids"] if token not in begin]
+
+
+def _cut(ids: list[int], begin: list[int], most: int) -> list[torch.Tensor]:
+    content = WINDOW - len(begin)
     count = min(most, len(ids) // content)
     return [torch.tensor(begin + ids[number * content : (number + 1) * content]) for number in range(count)]
 

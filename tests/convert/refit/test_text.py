@@ -115,6 +115,25 @@ def test_long_lines_are_documents_of_their_own(tmp_path: Path) -> None:
     assert len(set(read_back(load(str(path), tokenizer(), 16_384)))) >= 4
 
 
+@pytest.mark.parametrize(
+    "lengths", [[40] * 3 + [3000, 900, 900, 100, 2000], [300] * 40, [5000], [200, 5000, 1]], ids=str
+)
+def test_documents_give_as_much_as_each_other_where_they_can(lengths: list[int], tmp_path: Path) -> None:
+    """As little of a long one as fills the windows, and 256 tokens of each at most where there are so many."""
+    path = tmp_path / "rows.jsonl"
+    texts = [chr(ord("A") + number % 58) * length for number, length in enumerate(lengths)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    wanted = 4 * WINDOW
+    found = load(str(path), tokenizer(), wanted)
+    read = read_back(found)
+    counts = [read.count(text[0]) for text in texts]
+    most = next(n for n in range(1, 6000) if sum(min(length + 2, n) for length in lengths) >= wanted)
+    if len(lengths) > 10:
+        assert sum(count > 0 for count in counts) == wanted // 256 and max(counts) == 256
+    else:
+        assert all(abs(count - min(length, most)) <= 2 for length, count in zip(lengths, counts, strict=True))
+
+
 def test_half_an_emoji_does_no_harm(tmp_path: Path) -> None:
     """JSON can hold a lone surrogate, and no tokenizer takes it."""
     path = tmp_path / "rows.jsonl"
@@ -240,6 +259,8 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     assert sum(calibration.held_out) == 4
     chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
     assert 4 <= len(chat) <= 16
+    for given, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
+        assert given == whole[: len(whole) - len(whole) // 5], "the last fifth is there to judge"
     monkeypatch.setattr(documents, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
 
