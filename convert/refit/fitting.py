@@ -9,7 +9,7 @@ it keeps the few tokens with huge activations from deciding alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from rewired.residual_stream import ResidualStream
 
 from .half import Half
 from .least_squares import RidgeRegression, Solution
-from .placement import place_neurons
+from .placement import Seen, place_neurons
 from .shelf import on_device
 
 # candidates of the ridge, relative to the Gram matrix's mean diagonal; held-out tokens choose
@@ -74,7 +74,7 @@ class Fit:
     module: str  # attention or MLP
     gain: Errors | None
     input: Errors | None
-    placement: Errors | None  # of neurons, before and after they moved to other shards
+    placement: Errors | None  # of an MLP's sum, before and after its neurons moved to other shards
     output: Errors | None
 
     @classmethod
@@ -120,7 +120,7 @@ def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Erro
 
 def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tuple[Errors, Errors | None]:
     """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map; the map's
-    errors, and those of its neurons before and after they are placed.
+    errors, and those of what an MLP adds before and after its neurons are placed.
 
     Design, section 4: min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where
     views differ. There an MLP's neurons then move to the shards that compute them best.
@@ -138,10 +138,11 @@ def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tup
     solution = regression.solve(INPUT_RIDGES)
     placed = None
     if half.is_mlp and shards > 1:
-        seen = (
-            (inputs + inputs @ solution.delta, inputs[0] + targets[0], scale)
-            for (inputs, targets), scale in zip(regression.held_out, scales, strict=True)
-        )
+
+        def seen() -> Iterator[Seen]:
+            for (inputs, targets), scale in zip(regression.held_out, scales, strict=True):
+                yield inputs + inputs @ solution.delta, inputs[0] + targets[0], scale
+
         placed = Errors(*place_neurons(half, seen))
     if solution.is_better:
         half.fold_input(solution.delta)

@@ -47,6 +47,11 @@ class Half:
         module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards=False, gives_partials=False)
         return LlamaMLP.forward(module, normalised * self.norm.weight)
 
+    def own_neurons(self, normalised: torch.Tensor) -> torch.Tensor:
+        """What an MLP's neurons give, [n, A], each on the `normalised` view that its shard reads, [r, n, H]."""
+        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards=True, gives_partials=False)
+        return LlamaMLP.forward(module, pack_shards((normalised * self.norm.weight)[:, None]))[0]
+
     def write(self, stream: ResidualStream, hidden: torch.Tensor) -> ResidualStream:
         """The stream after the module's last projection of `hidden`, [B, T, A], was written to it."""
         if self.wiring.gives_partials:

@@ -6,7 +6,7 @@ just what one shard has of its own and the others lack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 
 import torch
@@ -16,27 +16,43 @@ from .half import Half
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def place_neurons(half: Half, batches: Iterable[Seen]) -> tuple[float, float]:
-    """Move each neuron of the MLP `half` to the shard that computes it best; the error of what they add, before and
-    after.
+def place_neurons(half: Half, seen: Callable[[], Iterable[Seen]]) -> tuple[float, float]:
+    """Move each neuron of the MLP `half` to the shard that computes it best, if what the MLP adds then errs less; the
+    error of that, before and after.
 
     A batch of n tokens has the views that shards read, normalised, [r, n, H], the one that they would read if nothing
-    were missing, [n, H], and what an error counts at each token, [n, 1]. Errors are mean squares, as if neurons erred
-    independently.
+    were missing, [n, H], and what an error counts at each token, [n, 1]. Neurons are placed as if they erred
+    independently; where they do not, that may be worse, and then they stay.
     """
-    errors = torch.zeros(
-        half.shards.total, half.output.in_features, dtype=torch.float64, device=half.output.weight.device
-    )
-    count = 0
+    before = _error(half, seen())
+    order = best_shards(_errors(half, seen())).argsort(stable=True)
+    half.reorder_neurons(order)
+    after = _error(half, seen())
+    if after < before:
+        return before, after
+    half.reorder_neurons(order.argsort())
+    return before, before
+
+
+def _error(half: Half, batches: Iterable[Seen]) -> float:
+    """The mean square of what is wrong with what the MLP adds."""
+    total, count = 0.0, 0
+    for views, fresh, scale in batches:
+        wrong = half.output(half.own_neurons(views)) - half.output(half.neurons(fresh))
+        total += float((scale * wrong).double().square().sum())
+        count += fresh.numel()
+    return total / count
+
+
+def _errors(half: Half, batches: Iterable[Seen]) -> torch.Tensor:
+    """Of each neuron's part of what is added, summed over tokens, if a shard computed it, [r, N]."""
+    shape = half.shards.total, half.output.in_features
+    errors = torch.zeros(shape, dtype=torch.float64, device=half.output.weight.device)
     for views, fresh, scale in batches:
         wanted = half.neurons(fresh)
         for shard, view in enumerate(views):
             errors[shard] += (scale * (half.neurons(view) - wanted)).square().sum(0)
-        count += fresh.numel()
-    errors = (errors * half.output.weight.square().sum(0) / count).cpu()
-    now, best = _in_blocks(errors), best_shards(errors)
-    half.reorder_neurons(best.argsort(stable=True))
-    return _total(errors, now), _total(errors, best)
+    return (errors * half.output.weight.square().sum(0)).cpu()
 
 
 def best_shards(errors: torch.Tensor) -> torch.Tensor:  # [r, N] -> [N]

@@ -149,7 +149,8 @@ def fit_what_it_reads(
 def place(
     fitted: dict[str, Tensor], prefix: str, gamma: Tensor, views: Sequence[Tensor], fresh: Tensor, rms: Tensor
 ) -> None:
-    """Neurons change ranks, two at a time, as long as what they add comes closer to what it is on the fresh stream."""
+    """Neurons change ranks, two at a time, as long as what each adds comes closer to what it is on the fresh stream;
+    and all change back if what they add together does not."""
     gate, up, down = (fitted[f"{prefix}{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj"))
     hidden = [F.silu((x * gamma) @ gate.T) * ((x * gamma) @ up.T) for x in (*views, fresh)]
     sizes = down.square().sum(0)
@@ -168,6 +169,13 @@ def place(
                 at[a].remove(i), at[b].remove(j)
                 at[a].append(j), at[b].append(i)
         before, total = total, sum(errors[k][j] for k, neurons in enumerate(at) for j in neurons)
+
+    def wrong(at: Sequence[Sequence[int]]) -> float:
+        missing = sum((h - hidden[-1])[:, list(js)] @ down[:, list(js)].T for h, js in zip(hidden, at, strict=False))
+        return float((missing / rms[:, None]).square().sum())
+
+    if wrong(at) >= wrong(torch.arange(len(sizes)).chunk(len(views))):
+        return
     order = torch.tensor([int(j) for neurons in at for j in sorted(neurons)])
     fitted |= {f"{prefix}gate_proj.weight": gate[order], f"{prefix}up_proj.weight": up[order]}
     fitted[f"{prefix}down_proj.weight"] = down[:, order]

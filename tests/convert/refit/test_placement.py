@@ -45,7 +45,7 @@ def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
         projection.weight.mul_(masks[reads])
     gate, up, down = (p.weight.clone() for p in (*half.inputs, half.output))
     fresh, scale = torch.randn(200, 32), torch.rand(200, 1) + 0.1
-    before, after = place_neurons(half, [(fresh * masks[:, None], fresh, scale)])
+    before, after = place_neurons(half, lambda: [(fresh * masks[:, None], fresh, scale)])
     for shard, rows in enumerate(half.inputs[0].weight.chunk(4)):
         assert (rows[:, masks[shard] == 0] == 0).all(), "reads only what its shard sees"
     x = half.normalised(fresh)
@@ -55,8 +55,22 @@ def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
     assert after == pytest.approx(0, abs=1e-12)
     hidden = silu(fresh @ gate.T) * (fresh @ up.T)
     elsewhere = reads != torch.arange(4).repeat_interleave(12)  # these gave zero
-    errors = (scale * hidden)[:, elsewhere].square().sum(0) * down.square().sum(0)[elsewhere]
-    assert before == pytest.approx(errors.sum().item() / fresh.numel(), rel=1e-5)
+    missing = scale * (hidden[:, elsewhere] @ down.T[elsewhere])
+    assert before == pytest.approx(missing.square().mean().item(), rel=1e-5)
+
+
+@torch.no_grad()
+def test_neurons_that_mend_each_other_s_errors_stay_together() -> None:
+    """Pairs that read the same and add the opposite: by itself, each would be better on any shard that errs less."""
+    half = Half(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
+    for projection in half.inputs:
+        projection.weight[1::2] = projection.weight[::2] + 0.005 * torch.randn(24, 32)
+    half.output.weight[:, 1::2] = -half.output.weight[:, ::2] + 0.002 * torch.randn(32, 24)
+    fresh, weights = torch.randn(400, 32), [p.weight.clone() for p in (*half.inputs, half.output)]
+    views = fresh + 0.7 * torch.randn(400, 32) + 0.2 * torch.randn(4, 400, 32)
+    before, after = place_neurons(half, lambda: [(views, fresh, torch.ones(400, 1))])
+    assert before == after > 0
+    assert all(map(torch.equal, [p.weight for p in (*half.inputs, half.output)], weights))
 
 
 @torch.no_grad()
