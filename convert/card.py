@@ -20,9 +20,12 @@ def model_card(
     notes: Sequence[str],
     command: str,
     is_stock: bool,
-    is_refitted: bool,
+    refitted: str,
 ) -> str:
-    """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved."""
+    """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved.
+
+    `refitted` are the layers that a refit changed.
+    """
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
         name=name,
@@ -35,7 +38,7 @@ def model_card(
         tp_shards=table.tp_shards,
         command=command,
         intro=(_INTRO_STOCK if is_stock else _INTRO).format(
-            base_model=base_model, weights=_REFITTED if is_refitted else _UNCHANGED
+            base_model=base_model, weights=_REFITTED.format(refitted) if refitted else _UNCHANGED
         ),
         imports=""
         if is_stock
@@ -69,7 +72,7 @@ _INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`
 and what it reduces, and the weights {weights}. A freshly rewired model is a starting point: adapt it before you rely
 on it."""
 _UNCHANGED = "are those of its source"
-_REFITTED = "of rewired layers, which were fitted to what these layers now read"
+_REFITTED = "of layers {}, which were fitted to what these layers now read"
 
 _INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
 

@@ -104,7 +104,8 @@ def _convert(
         int | None, _wiring("R", "Logical shards; default 8, or the largest number below that divides.")
     ] = None,
     refit: Annotated[
-        str | None, _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text.")
+        str | None,
+        _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text; see above."),
     ] = None,
     refit_tokens: Annotated[
         int | None, _fitting("N", "How many tokens of it, 32768 by default; one in eight only judges.")
@@ -238,12 +239,12 @@ def _refit_request(
             if value is not None:
                 raise ValueError(f"{flag} goes with --refit or --calibrate: say which of them you want.")
         return None
-    texts = {text for text in (refit, calibrate) if text not in (None, MIX)}
+    texts = {text for text in (refit, calibrate) if text is not None} - {MIX}
     if len(texts) > 1:
         raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
     tokens = RefitRequest.tokens if tokens is None else tokens
     check_fitting("--refit-tokens", tokens, spill)
-    text = next(iter(texts), None) or MIX
+    text = next(iter(texts), MIX)
     return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
 
 

@@ -144,6 +144,8 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
         layers = "; ".join(f"{region.describe()} {region.layers}" for region in regions if not region.is_dense)
         grid.add_row(each.name, layers, str(each.exposed), f"{each.price:.4f}", *_kls(each))
     console.print(grid)
+    if len(done.candidates) == 1:
+        console.print("These are the last layers, which the papers take, too.", highlight=False)
     console.print(
         f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, which also judged each fit. "
         f"{done.out} holds the scores, a plot and the choice. To make it:\n    {command}",

@@ -15,7 +15,7 @@ from rewired.wiring import resolve, wiring_to_json
 from . import base, destination
 from .checkpoint import Checkpoint
 from .cost import Cost
-from .request import MIX, Plan, RefitRequest, Request, check_gains, default_name, make_plan
+from .request import Plan, RefitRequest, Request, check_gains, default_name, make_plan
 from .rewrite import cast_size, check_types, parse_dtype
 from .safetensors_header import TensorInfo
 from .write import Job, new_config, write
@@ -63,7 +63,7 @@ def convert(
         target = Path(out) if out else Path(default_name(found, preview, request))
         destination.check_free(target, found.folder, force)
         if plan.cost and request.refit:
-            _check_text(request.refit)
+            _check_text(request.refit, found.folder if dry_run else None)
         if dry_run:
             if found.folder:
                 _checked_tensors(preview, plan)
@@ -79,23 +79,28 @@ def convert(
         refitted = _refit(job, config, work, on_layer, on_cost) if plan.cost and request.refit else None
         if refitted:
             job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
-            if refitted.matrices:
-                made_from = base.record(job.source, job.checkpoint.folder, revision)
-                config["refit"] = refitted.record(made_from, wiring_to_json(plan.regions))
+            kind = "refit" if refitted.matrices else "calibrated"
+            earlier = config.get(kind, {}).get("base")
+            made_from = earlier or base.record(job.source, job.checkpoint.folder, revision)
+            config[kind] = refitted.record(made_from, wiring_to_json(plan.regions))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
-        if refitted:
-            shutil.rmtree(work)
+    if refitted:
+        shutil.rmtree(work)
     return Conversion(target, job.plan, refitted)
 
 
-def _check_text(request: RefitRequest) -> None:
-    """Before anything is downloaded."""
-    if request.text != MIX:
-        from .refit.documents import check
+def _check_text(request: RefitRequest, folder: Path | None) -> None:
+    """Before anything is downloaded; as the tokenizer in `folder` reads it, if there is one."""
+    from .refit.documents import check
 
-        check(request.text)
+    check(request.text)
+    if folder:
+        from .refit.run import load_tokenizer
+        from .refit.text import load
+
+        load(request.text, load_tokenizer(folder), request.tokens)
 
 
 def _refit(
@@ -108,10 +113,9 @@ def _refit(
     """The tensors of the rewired layers, fitted anew."""
     from .refit import refit
 
-    asked, cost = job.request.refit, job.plan.cost
+    asked, shape = job.request.refit, job.checkpoint.shape
     assert asked is not None
-    assert cost is not None
-    modules = resolve(job.plan.regions, job.checkpoint.shape.num_hidden_layers, job.checkpoint.shape.hidden_size)
+    modules = resolve(job.plan.regions, shape.num_hidden_layers, shape.hidden_size)
     rewired = {index // 2 for index, module in enumerate(modules) if module.is_rewired}
     dtype = job.request.dtype
     changed = range(min(rewired), len(modules) // 2) if dtype else rewired  # a new dtype changes those above, too
@@ -122,7 +126,11 @@ def _refit(
     written = [info for info in job.tensors.values() if dtype or info.file in files]
     both = [*written, *changing]  # what is kept meanwhile, too
     destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
-    return refit(config, job.checkpoint.folder, job.files, dtype, asked, work, on_layer, lambda: on_cost(cost))
+
+    def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
+        on_cost(Cost.of(shape, modules, job.plan.tp_shards, tokens, asked.matrices))
+
+    return refit(config, job.checkpoint.folder, job.files, dtype, asked, work, on_layer, on_start)
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:

@@ -80,12 +80,20 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     notes, cost = _notes(checkpoint, request, regions, tp_shards), None
     if request.refit and is_refitted:
         notes.append("The source is refitted already: its weights stay as they are.")
+        if request.refit.gains:
+            raise ValueError(
+                f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made "
+                f"from, {_base(checkpoint.config['refit'])}."
+            )
     elif request.refit and all(region.is_dense for region in regions):
         notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
     elif request.refit:
         modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
         notes += _check_fit(checkpoint, request.refit, modules)
         cost = Cost.of(shape, modules, tp_shards, request.refit.tokens, request.refit.matrices)
+    is_calibrated_anew = cost is not None and request.refit is not None and request.refit.gains
+    for kind in ("refit",) if is_calibrated_anew else ("refit", "calibrated"):
+        notes += checkpoint.config.get(kind, {}).get("notes", [])
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
     return Plan(regions, tp_shards, table, notes, cost)
 
@@ -99,10 +107,9 @@ def _check_trained(checkpoint: Checkpoint, request: Request, regions: list[Regio
     before, after = (resolve(wiring, layers, width) for wiring in (checkpoint.regions, regions))
     loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in zip(before, after, strict=True))
     if loses_a_wiring or request.refit:
-        name = record.get("base", {}).get("name")
         raise ValueError(
             f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {name}."
+            f"the base that they were made from instead, {_base(record)}."
         )
 
 
@@ -115,24 +122,31 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
     fitted = parse_wiring(record["wiring"], layers) if "wiring" in record else checkpoint.regions
     before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (fitted, regions))
     pairs = [(_function(old), _function(new)) for old, new in zip(before, after, strict=True) if old.is_rewired]
-    changes_fitted = tp_shards != checkpoint.tp_shards or any(old != new for old, new in pairs)
+    other_shards = tp_shards != checkpoint.tp_shards and any(module.depends_on_shards for module in before)
+    changes_fitted = other_shards or any(old != new for old, new in pairs)
     if changes_fitted or (request.refit and list(map(_function, before)) != list(map(_function, after))):
-        base = record.get("base")
-        name = base.get("name") if isinstance(base, dict) else base
         raise ValueError(
             f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {name}."
+            f"the base that they were made from instead, {_base(record)}."
         )
     return True
+
+
+def _base(record: Mapping[str, Any]) -> Any:
+    """The name of the original, in the config's `record` of a fit or a training."""
+    base = record.get("base")
+    return base.get("name") if isinstance(base, Mapping) else base
 
 
 def check_gains(checkpoint: Checkpoint, stored: Collection[str], regions: list[Region], tp_shards: int) -> None:
     """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
     before, after = (_gained(wiring, checkpoint.shape) for wiring in (checkpoint.regions, regions))
     if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
+        records = [checkpoint.config[name] for name in ("adapted", "refit", "calibrated") if name in checkpoint.config]
+        base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
         raise ValueError(
             f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
-            "name other layers, or rewire the model that it was trained from."
+            f"name other layers, or convert {base}."
         )
 
 

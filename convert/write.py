@@ -12,7 +12,7 @@ from typing import Any
 import rewired
 from rewired.sources import Source
 from rewired.sources.hub import COMPANION_FILES
-from rewired.wiring import Region, wiring_to_json
+from rewired.wiring import Region, parse_wiring, wiring_to_json
 
 from . import destination, rewrite
 from .card import model_card
@@ -83,13 +83,20 @@ def write(
         job.plan.notes,
         job.request.command,
         is_stock=job.request.to_llama,
-        is_refitted="refit" in config,
+        refitted=_refitted(config),
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
     if not job.request.to_llama:
         code = Path(rewired.__file__).parent
         for name in MODEL_CODE:
             shutil.copyfile(code / name, staging / name)
+
+
+def _refitted(config: Mapping[str, Any]) -> str:
+    """The layers whose weights were fitted to what they read."""
+    entries = config.get("refit", {}).get("wiring", [])
+    regions = parse_wiring(entries, config["num_hidden_layers"])
+    return ", ".join(region.layers for region in regions if not region.is_dense)
 
 
 def _write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:

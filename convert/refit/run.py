@@ -24,7 +24,7 @@ from ..request import RefitRequest
 from .fitting import Fit
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
-from .text import Calibration, load
+from .text import WINDOW, Calibration, load
 from .weights import Finished, Weights, discard
 
 RECIPE = 5  # counts up when the same text gives other weights, so that no older run is gone on with
@@ -38,26 +38,31 @@ class Outcome:
     fits: list[Fit]
     matrices: bool
     calibration: Calibration
+    asked: int  # tokens
     before: Divergence
     after: Divergence
     passes: float | None  # time it took, in forward passes of the original over the same tokens; None if interrupted
 
     def notes(self) -> list[str]:
         """For users and for the card."""
+        return [*self.facts(), *self._time()]
+
+    def facts(self) -> list[str]:
+        """What comes out the same every time."""
         before, after, text = self.before, self.after, self.calibration
         what = (
             "Refitted in closed form"
             if self.matrices
             else "Gains calibrated by least squares, no other weight changed,"
         )
+        rest = ", which has no more" if text.tokens <= self.asked - WINDOW else ""
         return [
-            f"{what} on {text.tokens:,} tokens of {text.name}, without a gradient step. On {text.held_out_tokens:,} of "
-            f"them, which judged each fit: KL(original || this) {after.kl:.3f}, and {before.kl:.3f} by conversion "
-            f"alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; the original's is "
-            f"{before.perplexity_original:.2f}.",
+            f"{what} on {text.tokens:,} tokens of {text.name}{rest}, without a gradient step. On "
+            f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || this) {after.kl:.3f}, and "
+            f"{before.kl:.3f} by conversion alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; "
+            f"the original's is {before.perplexity_original:.2f}.",
             *self._ridges(),
             *self._placements(),
-            *self._time(),
         ]
 
     def _ridges(self) -> list[str]:
@@ -76,7 +81,7 @@ class Outcome:
         return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(told)}."]
 
     def _placements(self) -> list[str]:
-        placed = sum(fit.placement is not None for fit in self.fits)
+        placed = sum(fit.placement.after < fit.placement.before for fit in self.fits if fit.placement)
         if not placed:
             return []
         return [
@@ -98,6 +103,7 @@ class Outcome:
             "tokens": self.calibration.tokens,
             "kl_converted": round(self.before.kl, 6),
             "kl": round(self.after.kl, 6),
+            "notes": self.facts(),
         }
 
 
@@ -109,13 +115,13 @@ def refit(
     request: RefitRequest,
     work: Path,
     on_layer: Callable[[int, int, list[Fit]], None],
-    on_start: Callable[[], None] = lambda: None,
+    on_start: Callable[[int], None] = lambda tokens: None,
 ) -> Outcome:
     """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
 
     `tensors` says which file holds which of the source's. Results are rounded to `dtype`, or stay in what the source
-    has them in. `on_start` is called when nothing is left to be refused. What an interrupted run of the same settings
-    left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
+    has them in. `on_start` hears how many tokens there are, when nothing is left to be refused. What an interrupted run
+    of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
     """
     calibration = load(request.text, load_tokenizer(source), request.tokens)
     settings = {
@@ -131,7 +137,7 @@ def refit(
     weights = Weights(tensors, torch.device(choose_device("auto", 1)))
     finished, fits = Finished(work, settings), list[Fit]()
     goes_on = bool(finished.files())
-    on_start()
+    on_start(calibration.tokens)
 
     def keep(layer: int, layers: int, found: list[Fit]) -> None:
         fits.extend(found)
@@ -148,18 +154,25 @@ def refit(
             discard(work)
             raise
     passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
-    return Outcome(finished.files(), fits, request.matrices, calibration, before, after, passes)
+    return Outcome(finished.files(), fits, request.matrices, calibration, request.tokens, before, after, passes)
 
 
 @contextmanager
 def memory_is_told() -> Iterator[None]:
-    """Raises ValueError where a GPU's memory is too small for what is fitted inside."""
+    """Raises ValueError where memory is too small for what is fitted inside."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise ValueError(
             "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the CPU, "
             "and the same command goes on."
+        ) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise ValueError(
+            "This machine's memory is too small for this refit: give it fewer tokens, or --spill a folder for the "
+            "activations, and the same command goes on."
         ) from None
 
 

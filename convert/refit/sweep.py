@@ -84,7 +84,7 @@ class Sweep:
             else:
                 changed, fits = self.fit_layer(index, batches)
                 finished.write(index, changed, fits)
-            if not all(bool(batch.original.isfinite().all()) for batch in batches if batch.is_measured):
+            if not all(bool(batch.original.isfinite().all()) for batch in batches):
                 raise BrokenWeightsError(
                     f"The original's layer {index} gives no finite numbers: are the checkpoint's weights whole?"
                 )
@@ -159,15 +159,16 @@ class Sweep:
     ) -> RewiredLlamaDecoderLayer:
         with torch.device("meta"):
             layer = RewiredLlamaDecoderLayer(self.config, index, *wirings)
-        gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
-        shape = (self.config.tp_shards, self.config.hidden_size)
-        initial = {
-            f"{name}.weight": torch.full(shape, gain.initial, device=self.device) for name, gain in gains.items()
-        }
         wanted = layer.state_dict().keys()
-        tensors = {name: tensor for name, tensor in (initial | tensors).items() if name in wanted}
+        tensors = {name: tensor for name, tensor in (self._gains(layer) | tensors).items() if name in wanted}
         layer.load_state_dict(tensors, assign=True)
         return layer.requires_grad_(False).eval()
+
+    def _gains(self, layer: RewiredLlamaDecoderLayer) -> dict[str, torch.Tensor]:
+        """Where the source has none: what a model begins with."""
+        shape = (self.config.tp_shards, self.config.hidden_size)
+        gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
+        return {f"{name}.weight": torch.full(shape, gain.initial, device=self.device) for name, gain in gains.items()}
 
     def _step_original(self, half: Half, batches: Sequence[Batch]) -> None:
         started = self._now()
@@ -230,10 +231,11 @@ class Sweep:
         self, index: int, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """What has to be written: the tensors of `layer` that differ from the source's, in the dtype to store."""
+        before = self._gains(layer) | source
         return {
             name: tensor.to(self._stored(index, name))
             for name, tensor in layer.state_dict().items()
-            if not (name in source and torch.equal(tensor, source[name]))
+            if not torch.equal(tensor, before[name])
         }
 
     def _stored(self, index: int, name: str) -> torch.dtype:

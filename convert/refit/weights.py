@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -60,28 +61,26 @@ class Finished:
         self.folder = folder
         self.settings = json.dumps(settings, sort_keys=True)
         known = folder / "settings.json"
-        if folder.is_symlink() or not known.is_file() or known.read_text() != self.settings:
+        if folder.is_symlink() or not known.is_file() or known.read_bytes() != self.settings.encode():
             discard(folder)
 
     def read(self, index: int) -> FinishedLayer | None:
-        path = self._path(index)
-        if not _is_whole(path):
+        found = _read(self._path(index))
+        if found is None:
             return None
-        with safe_open(path, framework="pt") as file:
-            fits = [Fit.from_json(fit) for fit in json.loads(file.metadata()["fits"])]
-            prefix = _prefix(index)
-            tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return FinishedLayer(tensors, fits)
+        tensors = {name.removeprefix(_prefix(index)): tensor for name, tensor in found.tensors.items()}
+        return FinishedLayer(tensors, found.fits)
 
     def write(self, index: int, tensors: Mapping[str, torch.Tensor], fits: Sequence[Fit]) -> None:
         """Under the tensors' names in the whole model; what is there after a kill is whole."""
         if not self.folder.is_dir():
             self.folder.mkdir()
-            (self.folder / "settings.json").write_text(self.settings)
+            (self.folder / "settings.json").write_bytes(self.settings.encode())
         scratch = self.folder / "writing"
         on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         try:
-            save_file(on_cpu, scratch, {"fits": json.dumps([asdict(fit) for fit in fits])})
+            told = json.dumps([asdict(fit) for fit in fits])
+            save_file(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
         except SafetensorError as error:  # a full disk, for example
             raise OSError(f"{scratch} cannot be written ({error}).") from None
         scratch.replace(self._path(index))
@@ -89,22 +88,34 @@ class Finished:
     def files(self) -> dict[str, Path]:
         """The file of every tensor."""
         found: dict[str, Path] = {}
-        for path in filter(_is_whole, sorted(self.folder.glob("layer-*.safetensors"))):
-            with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
+        for path in sorted(self.folder.glob("layer-*.safetensors")):
+            if layer := _read(path):
+                found |= dict.fromkeys(layer.tensors, path)
         return found
 
     def _path(self, index: int) -> Path:
         return self.folder / f"layer-{index:05d}.safetensors"
 
 
-def _is_whole(path: Path) -> bool:
-    """After a power cut, a file may be there and have nothing in it."""
+def _read(path: Path) -> FinishedLayer | None:
+    """What was written there, under the whole model's names; None where it is broken, as a power cut leaves it."""
     try:
-        with safe_open(path, framework="pt"):
-            return True
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (FileNotFoundError, SafetensorError):
-        return False
+        return None
+    if told.get("sha256") != _sha256(tensors):
+        return None
+    return FinishedLayer(tensors, [Fit.from_json(fit) for fit in json.loads(told["fits"])])
+
+
+def _sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _prefix(index: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -27,8 +28,7 @@ class Score:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no KL."""
-        if not all(math.isfinite(kl) for kl in (self.single, self.pair) if kl is not None):
-            raise ValueError(f"{self} is not finite")
+        _check_finite(self.single, 0.0 if self.pair is None else self.pair)
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,36 @@ class Measured:
     refitted: float
     standard_error: float | None  # of `refitted`
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no KL."""
+        _check_finite(self.converted, self.refitted, 0.0 if self.standard_error is None else self.standard_error)
+
 
 class Kept:
     """The scores of one model on one text, and what was measured of choices: JSON files in the user's cache.
 
-    `settings` say which model and which text. A file for each wiring grows with every layer that is scored.
+    `settings` say which model and which text. A file for each wiring grows with every one of its `layers` that is
+    scored.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.settings = dict(settings)
+    def __init__(self, settings: Mapping[str, Any], layers: int) -> None:
+        self.settings, self.layers = dict(settings), layers
         self.folder = cache_folder() / "scores" / _digest(self.settings)
         self.scores: dict[str, dict[int, Score]] = {}
 
     def read(self, wiring: str) -> dict[int, Score]:
         """The scores of `wiring`, by layer. Raises ValueError where the file of them is broken."""
         if wiring not in self.scores:
-            self.scores[wiring] = _read(self.folder / f"{wiring}.json", _scores) or {}
+            self.scores[wiring] = _read(self.folder / f"{wiring}.json", self._scores) or {}
         return self.scores[wiring]
 
     def add(self, wiring: str, layer: int, score: Score) -> None:
-        self.scores.pop(wiring, None)  # another run may have added some, too
-        self.read(wiring)[layer] = score
-        self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.scores.pop(wiring, None)  # another run may have added some, too
+            self.read(wiring)[layer] = score
+            self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
 
     def measured(self, entries: Sequence[Mapping[str, Any]]) -> Measured | None:
         """Of the choice with these wiring entries, if it was measured."""
@@ -71,9 +79,8 @@ class Kept:
 
     def price(self, names: Sequence[str]) -> Price:
         """What choices among the wirings `names` cost, all of whose layers are scored."""
-        layers = range(len(self.read(names[0])))
         return Price(
-            [{name: self.read(name)[layer].single for name in names} for layer in layers],
+            [{name: self.read(name)[layer].single for name in names} for layer in range(self.layers)],
             # neighbours of two kinds are not scored together: halfway between the kinds
             lambda layer, one, other: (self._excess(one, layer) + self._excess(other, layer)) / 2,
         )
@@ -83,6 +90,14 @@ class Kept:
         one, other = self.read(wiring)[layer], self.read(wiring)[layer + 1]
         assert one.pair is not None, "only the last layer has no neighbour"
         return one.pair - one.single - other.single
+
+    def _scores(self, found: dict[str, dict[str, float]]) -> dict[int, Score]:
+        """As they were written. Raises ValueError for those of other layers than the model has."""
+        scores = {int(layer): Score(**score) for layer, score in found.items()}
+        for layer, score in scores.items():
+            if not 0 <= layer < self.layers or (score.pair is None) != (layer == self.layers - 1):
+                raise ValueError(f"layer {layer} cannot have {score}")
+        return scores
 
     def _write(self, name: str, value: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +117,9 @@ def _read(path: Path, make: Callable[[Any], T]) -> T | None:
         raise ValueError(f"{path} is broken ({error}): remove it, and what it held is scored again.") from None
 
 
-def _scores(found: dict[str, dict[str, float]]) -> dict[int, Score]:
-    return {int(layer): Score(**score) for layer, score in found.items()}
+def _check_finite(*numbers: float) -> None:
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError(f"{numbers} are no finite numbers")
 
 
 def _digest(value: Any) -> str:

@@ -94,8 +94,7 @@ def select(
     _check_free(target, found.folder, force)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tp_shards = _check_fits(request, Checkpoint.open(found.preview(Path(scratch))))
-    if request.text != MIX:
-        check(request.text)
+    check(request.text)
     with destination.staged_folder(target) as staging:
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
@@ -188,7 +187,8 @@ class _Job:
         self.work = target.with_name(f".{target.name}.refit")
         self.config = wired_config(checkpoint.config, [], tp_shards)
         weights = {path.name: digest(path) for path in checkpoint.weight_files()}
-        self.kept = Kept({"recipe": RECIPE, "config": self.config, "weights": weights, "text": self.calibration.sha256})
+        settings = {"recipe": RECIPE, "config": self.config, "weights": weights, "text": self.calibration.sha256}
+        self.kept = Kept(settings, checkpoint.shape.num_hidden_layers)
 
     def score(self, on_score: OnScore) -> None:
         spill = self.request.spill

@@ -104,6 +104,23 @@ def test_a_second_refit_changes_nothing(refitted: Conversion, request_of: Reques
     assert json.loads((again.out / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
 
 
+def test_a_second_refit_fits_no_gains(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
+    assert request_of.refit is not None
+    for matrices in (False, True):
+        gains = replace(request_of.refit, gains=True, matrices=matrices)
+        with pytest.raises(ValueError, match=f"--calibrate the base that it was made from, {re.escape(str(dense))}"):
+            convert(refitted.out, tmp_path / "again", Request(refit=gains))
+
+
+def test_what_is_made_of_it_still_says_how_it_was_fitted(refitted: Conversion, tmp_path: Path) -> None:
+    """A ladder computes the same for any number of shards."""
+    assert refitted.refit is not None
+    other = Request([{"layers": "0-1", "preset": "ladder"}], tp_shards=2, dtype="bfloat16")
+    card = (convert(refitted.out, tmp_path / "more", other).out / "README.md").read_text()
+    assert all(fact in card for fact in refitted.refit.facts())
+    assert "the weights of layers 1-4, which were fitted to what these layers now read" in card
+
+
 def test_a_dense_model_is_not_changed(dense: Path, request_of: Request, tmp_path: Path) -> None:
     done = convert(dense, tmp_path / "same", Request(refit=request_of.refit))
     assert "nothing to refit" in " ".join(done.plan.notes)
@@ -182,6 +199,8 @@ def test_gains_alone_leave_every_weight(dense: Path, text: Path, tmp_path: Path)
     loaded = AutoModelForCausalLM.from_pretrained(done.out)
     assert torch.equal(loaded.model.layers[2].input_gain.weight, load_file(new)["model.layers.2.input_gain.weight"])
     assert "refit" not in json.loads((done.out / "config.json").read_text())
+    with pytest.raises(ValueError, match=rf"name other layers, or convert {re.escape(str(dense))}, which it was made"):
+        convert(done.out, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True))
     assert "Gains calibrated by least squares, no other weight changed" in (done.out / "README.md").read_text()
 
 
@@ -245,6 +264,12 @@ def test_every_tensor_keeps_its_own_type(dense: Path, request_of: Request, tmp_p
     assert any(not torch.equal(found[name], mixed[name]) for name in mixed if "proj" in name)
 
 
+def test_gains_that_nobody_fitted_are_not_written(dense: Path, text: Path, tmp_path: Path) -> None:
+    done = convert(dense, tmp_path / "model", Request(PEEK, refit=RefitRequest(str(text), 6144)))
+    assert [path.name for path in done.out.glob("*.safetensors*")] == ["model.safetensors"]
+    assert done.refit is not None and done.refit.after.kl == pytest.approx(kl(dense, done.out, text), rel=1e-4)
+
+
 def test_gains_and_matrices_together(dense: Path, text: Path, tmp_path: Path) -> None:
     """Of a source in many files: gains get a file of their own, and an index that names them."""
     source = make_dense(tmp_path / "dense", initializer_range=0.3)
@@ -279,6 +304,19 @@ def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["dense"], "nothing is kept that could be gone on with"
 
 
+def test_a_broken_embedding_is_said(dense: Path, text: Path, request_of: Request, tmp_path: Path) -> None:
+    """Of a token that only the first window has, and that one does not judge."""
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    (tmp_path / "words.txt").write_text("~" + text.read_text())
+    (token,) = AutoTokenizer.from_pretrained(dense)("~", add_special_tokens=False)["input_ids"]
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.embed_tokens.weight"][token] = float("nan")
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="gives no finite numbers: are the checkpoint's weights whole"):
+        convert(source, tmp_path / "out", replace(request_of, refit=RefitRequest(str(tmp_path / "words.txt"), 6144)))
+
+
 def test_a_broken_last_norm_is_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
     source = tmp_path / "dense"
     shutil.copytree(dense, source)
@@ -298,6 +336,14 @@ def test_a_gpu_that_is_too_small_is_said(
 
     monkeypatch.setattr(Sweep, "run", fail)
     with pytest.raises(ValueError, match="memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES="):
+        convert(dense, tmp_path / "out", request_of)
+
+
+def test_a_machine_that_is_too_small_is_said(
+    dense: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sweep, "start", lambda self: torch.empty(1 << 48))
+    with pytest.raises(ValueError, match="machine's memory is too small for this refit: give it fewer tokens, or --sp"):
         convert(dense, tmp_path / "out", request_of)
 
 

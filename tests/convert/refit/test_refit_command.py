@@ -59,6 +59,8 @@ BAD = {
     "no text": (["--refit", "nowhere.txt"], "There is no calibration text nowhere.txt"),
     "no text in a folder": (["--refit", "empty/prose.txt"], "There is no calibration text empty/prose.txt"),
     "short": (["--refit", "short.txt"], "short.txt is too short to calibrate on"),
+    "short, dry": (["--refit", "short.txt", "--dry-run"], "short.txt is too short to calibrate on"),
+    "no name": (["--refit", ""], "The calibration text has an empty name: name one, or mix"),
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
     "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
@@ -108,10 +110,11 @@ def test_the_authors_ladder_has_no_original(text: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", Request(refit=RefitRequest(str(text))))
 
 
-def test_a_checkpoint_without_a_tokenizer_is_said(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dry_run", [False, True], ids=["", "dry"])
+def test_a_checkpoint_without_a_tokenizer_is_said(dry_run: bool, text: Path, tmp_path: Path) -> None:
     source = make_dense(tmp_path / "dense")
     for path in source.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded, and a refit needs one"):
         wiring = [{"layers": "1-4", "preset": "ladder"}]
-        convert(source, tmp_path / "out", Request(wiring, refit=RefitRequest(str(text))))
+        convert(source, tmp_path / "out", Request(wiring, refit=RefitRequest(str(text))), dry_run=dry_run)

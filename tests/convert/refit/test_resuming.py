@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rewired.convert import Conversion, Request, convert
 from tests.convert.checkpoints import snapshot
@@ -56,8 +58,24 @@ def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request
     assert sorted(tmp_path.iterdir()) == [out]
 
 
+def without_metadata(path: Path) -> None:
+    save_file(load_file(path), path)
+
+
+def with_other_numbers(path: Path) -> None:
+    """As a disk may give them back."""
+    content = bytearray(path.read_bytes())
+    content[-64:] = bytes(64)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [lambda path: path.write_bytes(b""), without_metadata, with_other_numbers],
+    ids=["empty", "bare", "other"],
+)
 def test_a_kept_layer_that_is_broken_is_fitted_again(
-    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+    break_it: Callable[[Path], Any], refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
 ) -> None:
     def stop(layer: int, layers: int, fits: list[Any]) -> None:
         if layer == 2:
@@ -65,7 +83,16 @@ def test_a_kept_layer_that_is_broken_is_fitted_again(
 
     with pytest.raises(KeyboardInterrupt):
         convert(dense, tmp_path / "model", request_of, on_layer=stop)
-    (tmp_path / ".model.refit" / "layer-00002.safetensors").write_bytes(b"")
+    break_it(tmp_path / ".model.refit" / "layer-00002.safetensors")
+    out = convert(dense, tmp_path / "model", request_of).out
+    assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
+
+
+def test_settings_that_cannot_be_read_are_those_of_another_call(
+    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    (tmp_path / ".model.refit").mkdir()
+    (tmp_path / ".model.refit" / "settings.json").write_bytes(b"\xff\xfe")
     out = convert(dense, tmp_path / "model", request_of).out
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -180,11 +181,17 @@ def test_a_gpu_that_is_too_small_is_said(
 
 
 def test_two_runs_keep_each_others_scores() -> None:
-    one, other = Kept({}), Kept({})
-    assert one.read("ladder") == other.read("ladder") == {}
-    one.add("ladder", 0, Score(0.1, 0.2))
-    other.add("ladder", 1, Score(0.3, None))
-    assert Kept({}).read("ladder") == {0: Score(0.1, 0.2), 1: Score(0.3, None)}
+    """Whenever they write."""
+    runs = Kept({}, 100), Kept({}, 100)
+    assert all(run.read("ladder") == {} for run in runs)
+
+    def add(number: int) -> None:
+        for layer in range(number, 99, 2):
+            runs[number].add("ladder", layer, Score(0.1 * layer, 0.2))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, range(2)))
+    assert Kept({}, 100).read("ladder") == {layer: Score(0.1 * layer, 0.2) for layer in range(99)}
 
 
 def test_what_is_measured_is_what_convert_makes_of_it(dense: Path, text: Path, tmp_path: Path) -> None:
@@ -265,13 +272,28 @@ def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"scores": []}', '{"0": {"single": 1}}', '{"0": {"single": "x", "pair": 1}}', '{"0": 1}'],
+    [
+        *("", "{", "[]", '{"scores": []}', '{"0": {"single": 1}}', '{"0": {"single": "x", "pair": 1}}', '{"0": 1}'),
+        *(
+            '{"0": {"single": null, "pair": 1}}',
+            '{"1": {"single": 1, "pair": null}}',
+            '{"4": {"single": 1, "pair": 1}}',
+        ),
+    ],
 )
 def test_a_broken_cache_is_said(content: str, dense: Path, text: Path, tmp_path: Path) -> None:
     kept = select(str(dense), tmp_path / "choice", ask(text)).kept
     (kept.folder / "ladder.json").write_text(content)
     with pytest.raises(ValueError, match=r"ladder.json is broken .*: remove it, and what it held is scored again"):
         select(str(dense), tmp_path / "again", ask(text))
+
+
+def test_a_broken_measurement_is_said(dense: Path, text: Path, tmp_path: Path) -> None:
+    kept = select(str(dense), tmp_path / "choice", ask(text, measure=True)).kept
+    for path in kept.folder.glob("measured-*.json"):
+        path.write_text('{"converted": "a", "refitted": 1.0, "standard_error": null}')
+    with pytest.raises(ValueError, match=r"measured-.*.json is broken .*: remove it"):
+        select(str(dense), tmp_path / "again", ask(text, measure=True))
 
 
 def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path: Path) -> None:
