@@ -29,7 +29,7 @@ from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.refit.documents import mix
 from rewired.convert.refit.run import RECIPE
-from rewired.convert.refit.text import windows_of
+from rewired.convert.refit.windows import Cutter
 from rewired.convert.select import wirings as select_wirings
 from rewired.evaluate.divergence import Divergence, divergence
 
@@ -137,7 +137,7 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
     code: list[Document] = [path.read_text(encoding="utf-8", errors="replace")[:6000] for path in modules[::8]]
 
     def windows(*kinds: Iterable[Document]) -> torch.Tensor:
-        return torch.stack([w for kind in kinds for w in windows_of(kind, tokenizer, WINDOWS // len(kinds))])
+        return torch.stack([w for kind in kinds for w in Cutter(tokenizer).in_order(kind, WINDOWS // len(kinds))])
 
     return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
 

@@ -63,7 +63,7 @@ def convert(
         target = Path(out) if out else Path(default_name(found, preview, request))
         destination.check_free(target, found.folder, force)
         if plan.cost and request.refit:
-            _check_text(request.refit, found.folder if dry_run else None)
+            _check_text(request.refit, preview if dry_run and found.folder else None)
         if dry_run:
             if found.folder:
                 _checked_tensors(preview, plan)
@@ -91,16 +91,15 @@ def convert(
     return Conversion(target, job.plan, refitted)
 
 
-def _check_text(request: RefitRequest, folder: Path | None) -> None:
-    """Before anything is downloaded; as the tokenizer in `folder` reads it, if there is one."""
+def _check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
+    """Before anything is downloaded; as the tokenizer of a `checkpoint` that is here reads it."""
     from .refit.documents import check
 
     check(request.text)
-    if folder:
-        from .refit.run import load_tokenizer
-        from .refit.text import load
+    if checkpoint:
+        from .refit.run import load_text
 
-        load(request.text, load_tokenizer(folder), request.tokens)
+        load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
 
 
 def _refit(

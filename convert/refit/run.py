@@ -24,8 +24,9 @@ from ..request import RefitRequest
 from .fitting import Fit
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
-from .text import WINDOW, Calibration, load
+from .text import Calibration, load
 from .weights import Finished, Weights, discard
+from .windows import WINDOW
 
 RECIPE = 5  # counts up when the same text gives other weights, so that no older run is gone on with
 
@@ -55,7 +56,7 @@ class Outcome:
             if self.matrices
             else "Gains calibrated by least squares, no other weight changed,"
         )
-        rest = ", which has no more" if text.tokens <= self.asked - WINDOW else ""
+        rest = ", which has no more" if text.tokens <= self.asked - text.windows.shape[1] else ""
         return [
             f"{what} on {text.tokens:,} tokens of {text.name}{rest}, without a gradient step. On "
             f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || this) {after.kl:.3f}, and "
@@ -123,7 +124,7 @@ def refit(
     has them in. `on_start` hears how many tokens there are, when nothing is left to be refused. What an interrupted run
     of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
     """
-    calibration = load(request.text, load_tokenizer(source), request.tokens)
+    calibration = load_text(config, source, request.text, request.tokens)
     settings = {
         "recipe": RECIPE,
         "config": {name: config[name] for name in sorted(config)},
@@ -190,10 +191,12 @@ def model_config(config: Mapping[str, Any], calibration: Calibration) -> Rewired
     return found
 
 
-def load_tokenizer(source: Path) -> Any:
-    """Raises ValueError where the checkpoint has none that loads."""
+def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -> Calibration:
+    """`tokens` tokens of `text` for the checkpoint in `source`. Raises ValueError where it has no tokenizer that loads,
+    and for a text that cannot be used."""
     try:
-        return AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # a broken file can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None
+    return load(text, tokenizer, tokens, config.get("max_position_embeddings", WINDOW))

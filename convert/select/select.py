@@ -20,9 +20,9 @@ from rewired.wiring import parse_wiring
 from .. import destination
 from ..checkpoint import Checkpoint
 from ..refit.documents import check
-from ..refit.run import RECIPE, load_tokenizer, memory_is_told, refit
+from ..refit.run import RECIPE, load_text, memory_is_told, refit
 from ..refit.shelf import Shelf
-from ..refit.text import Calibration, load
+from ..refit.text import Calibration
 from ..refit.weights import Weights, discard
 from ..request import MIX, RefitRequest, check_fitting
 from ..rewrite import check_types
@@ -182,7 +182,7 @@ class _Job:
         check_types(layers)
         destination.check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
-        self.calibration = load(request.text, load_tokenizer(checkpoint.folder), request.tokens)
+        self.calibration = load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
         self.names = NAMES[request.wiring]
         self.work = target.with_name(f".{target.name}.refit")
         self.config = wired_config(checkpoint.config, [], tp_shards)

@@ -252,6 +252,12 @@ def test_what_it_tells_counts_rounding_in(dense: Path, text: Path, request_of: R
     assert exact.refit.after.kl != pytest.approx(done.refit.after.kl, rel=1e-4)  # so rounding shows
 
 
+def test_a_short_context_is_not_exceeded(request_of: Request, tmp_path: Path) -> None:
+    source = make_dense(tmp_path / "dense", initializer_range=0.3, max_position_embeddings=128)
+    done = convert(source, tmp_path / "model", request_of)
+    assert done.refit is not None and done.refit.calibration.windows.shape == (48, 128)
+
+
 def test_every_tensor_keeps_its_own_type(dense: Path, request_of: Request, tmp_path: Path) -> None:
     """As where norms are kept in float32."""
     source = make_dense(tmp_path / "dense", initializer_range=0.3)

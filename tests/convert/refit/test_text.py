@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rewired.convert.refit import documents
-from rewired.convert.refit.text import WINDOW, Calibration, load
+from rewired.convert.refit.text import Calibration, load
+from rewired.convert.refit.windows import WINDOW
 from tests.evaluate.world import CHAT, tokenizer
 
 CONVERSATION = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
@@ -147,6 +148,12 @@ def test_of_very_many_rows_some_are_read_from_all_over(tmp_path: Path, monkeypat
     Dataset.from_list([{"text": f"{number:05d}"} for number in range(1000)]).to_parquet(tmp_path / "rows.parquet")
     (found,) = documents.sources(str(tmp_path / "rows.parquet"))
     assert len(set(map(str, found))) == 100 and found != sorted(map(str, found))
+
+
+def test_windows_are_no_longer_than_a_models_context(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 20 * WINDOW)
+    assert load(str(tmp_path / "a.txt"), tokenizer(), 4 * WINDOW, context=128).windows.shape == (16, 128)
+    assert load(str(tmp_path / "a.txt"), tokenizer(), 4 * WINDOW, context=8192).windows.shape == (4, WINDOW)
 
 
 def test_half_an_emoji_does_no_harm(tmp_path: Path) -> None:
