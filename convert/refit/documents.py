@@ -127,21 +127,24 @@ def _decoded(path: Path) -> Iterator[TextIO]:
 
 
 def _read_parquet(path: Path) -> list[Document]:
-    return [read_row(row, str(path)) for row in _load_dataset("parquet", data_files=str(path))]
+    rows = _load_dataset("parquet", data_files=str(path))
+    return shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 def _read_dataset(name: str) -> list[Document]:
     repo, _, config = name.partition(":")
-    return [read_row(row, name) for row in _load_dataset(repo, config or None)]
+    return shuffled(read_row(row, name) for row in _load_dataset(repo, config or None))
 
 
 def _load_dataset(name: str, config: str | None = None, **options: Any) -> list[Any]:
-    """Rows from all over it, as far as that can be had without reading it all."""
+    """Its first rows, or of one in many files the first of several."""
     try:
         import datasets
 
         rows = datasets.load_dataset(name, config, split="train", streaming=True, **options)
-        return list(islice(rows.shuffle(seed=0, buffer_size=_MOST_DOCUMENTS), _MOST_DOCUMENTS))
+        if rows.num_shards > 1:
+            rows = rows.shuffle(seed=0, buffer_size=_MOST_DOCUMENTS)
+        return list(islice(rows, _MOST_DOCUMENTS))
     except ImportError:
         raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
     except Exception as error:  # whatever the hub, the network or a broken file makes of it

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 
@@ -46,9 +47,7 @@ def test_rows_of_every_shape_are_read(row: Any, read: str, suffix: str, tmp_path
     if suffix == "parquet":
         if isinstance(row, str):
             pytest.skip("a row of parquet has columns")
-        from datasets import Dataset
-
-        Dataset.from_list(rows).to_parquet(path)
+        datasets.Dataset.from_list(rows).to_parquet(path)
     else:
         path.write_text(json.dumps(rows) if suffix == "json" else "\n".join(map(json.dumps, rows)))
     assert (read * 200).startswith(read_back(load(str(path), tokenizer(), 1024)))
@@ -143,11 +142,18 @@ def test_of_very_many_rows_some_are_read_from_all_over(tmp_path: Path, monkeypat
     rows = [int(str(document)) for document in found]
     assert len(set(rows)) == 100
     assert [len([row for row in rows if low <= row < low + 2500]) > 12 for low in range(0, 10_000, 2500)] == [True] * 4
-    from datasets import Dataset
 
-    Dataset.from_list([{"text": f"{number:05d}"} for number in range(1000)]).to_parquet(tmp_path / "rows.parquet")
-    (found,) = documents.sources(str(tmp_path / "rows.parquet"))
-    assert len(set(map(str, found))) == 100 and found != sorted(map(str, found))
+
+def test_of_a_dataset_in_many_files_several_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for letter in "abcd":
+        rows = [{"text": letter} for _ in range(300)]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{letter}.parquet")
+    local = datasets.load_dataset("parquet", data_files=f"{tmp_path}/*.parquet", split="train", streaming=True)
+    monkeypatch.setattr(documents, "_MOST_DOCUMENTS", 100)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: local)
+    (found,) = documents.sources("some/dataset")
+    assert len(found) == 100
+    assert min(found.count(letter) for letter in "abcd") >= 10
 
 
 def test_windows_are_no_longer_than_a_models_context(tmp_path: Path) -> None:
