@@ -1,0 +1,19 @@
+"""What the tests of `rewired select` ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rewired.convert.select import SelectRequest, select
+from rewired.convert.select.scores import Score
+
+TOKENS = 4096
+
+
+def ask(text: Path, wiring: str = "ladder", **changes: Any) -> SelectRequest:
+    return SelectRequest(wiring, **({"budget": 2, "text": str(text), "tokens": TOKENS, "measure": False} | changes))
+
+
+def scored(dense: Path, text: Path, out: Path, wiring: str = "ladder", **changes: Any) -> dict[int, Score]:
+    return select(str(dense), out, ask(text, wiring, **changes)).kept.read(wiring)

@@ -1,0 +1,128 @@
+"""`rewired select` on the command line, the folder that it writes, and what `convert --wiring` takes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewired.convert.select import select
+from tests.convert.checkpoints import run, snapshot
+from tests.convert.select.asking import ask
+
+
+def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
+    """And the one that it prints makes the model that was measured."""
+    options = ["--wiring", "spd", "--budget", "1", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
+    done = run("rewired", "select", dense, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^desync-2x, layer \d: KL \d\.\d{4}", done.stderr, re.MULTILINE)) == 4
+    out = tmp_path / "dense-select-spd-1"
+    assert sorted(path.name for path in out.iterdir()) == ["scores.json", "scores.png", "selection.json", "wiring.json"]
+    command = shlex.split(done.stdout.split("To make it:")[1])
+    made = run(*command, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    config = json.loads(next(tmp_path.glob("dense-desync*/config.json")).read_text())
+    told = json.loads((out / "selection.json").read_text())["candidates"][0]
+    assert config["refit"]["kl"] == pytest.approx(told["measured"]["refitted"], abs=1e-6)
+
+
+BAD = {
+    "wiring": (
+        ["--wiring", "laddr", "--budget", "2"],
+        "Layers cannot be selected for a wiring 'laddr': did you mean 'ladder'?",
+    ),
+    "partial": (["--wiring", "partial", "--budget", "2"], "choose one of ladder, "),
+    "no budget": ([], "Say what the choice may take"),
+    "two budgets": (["--budget", "2", "--exposed", "4"], "Say what the choice may take"),
+    "mix": (["--wiring", "mix", "--budget", "2"], "give it --exposed instead of --budget"),
+    "too many": (["--budget", "5"], "--budget 5 does not fit: the model has 4 layers"),
+    "too exposed": (["--exposed", "8"], "--exposed 8 does not fit"),
+    "not exposed enough": (["--wiring", "parallel", "--exposed", "3"], "and with all layers parallel for 4"),
+    "no shards": (["--budget", "2", "--tp-shards", "0"], "tp_shards is 0: it must be an integer of at least 1"),
+    "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),
+    "text": (["--budget", "2", "--text", "nowhere.txt"], "There is no calibration text nowhere.txt"),
+    "short": (["--budget", "2", "--text", "short.txt"], "short.txt is too short to calibrate on"),
+    "spill": (["--budget", "2", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
+    "shards": (["--budget", "2", "--tp-shards", "3"], "tp_shards 3 does not divide"),
+    "out": (["--budget", "2", "--out", "there"], "there exists"),
+    "a link": (["--budget", "2", "--out", "link"], "link exists"),
+    "out, forced": (["--budget", "2", "--out", "there", "--force"], "there exists"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], sentence: str, dense: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rewired.cli import main
+
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "precious.txt").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    before = snapshot(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["rewired", "select", str(dense), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    printed = capfd.readouterr()
+    assert printed.err.startswith("rewired select: ") and printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert snapshot(tmp_path) == before
+
+
+def test_a_selection_is_replaced_when_forced(dense: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "deep" / "choice"
+    select(str(dense), out, ask(text))
+    with pytest.raises(ValueError, match="exists: choose another name"):
+        select(str(dense), out, ask(text, budget=3))
+    picture = (out / "scores.png").read_bytes()
+    select(str(dense), out, ask(text, budget=3), force=True)
+    assert json.loads((out / "selection.json").read_text())["request"]["budget"] == 3
+    assert (out / "scores.png").read_bytes() != picture  # other bars are filled
+
+
+def test_force_replaces_nothing_but_a_selection(dense: Path, text: Path, tmp_path: Path) -> None:
+    out = select(str(dense), tmp_path / "choice", ask(text)).out
+    shutil.copytree(dense, out / "base")
+    with pytest.raises(ValueError, match="is, or holds, the source"):
+        select(str(out / "base"), out, ask(text), force=True)
+    with pytest.raises(ValueError, match="holds more than a selection, base for example"):
+        select(str(dense), out, ask(text), force=True)
+    assert (out / "base" / "model.safetensors").is_file()
+
+
+def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: Path) -> None:
+    def somebody_else(*_: Any) -> None:
+        (tmp_path / "choice").mkdir(exist_ok=True)
+        (tmp_path / "choice" / "precious.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match="exists: choose another name"):
+        select(str(dense), tmp_path / "choice", ask(text), on_score=somebody_else)
+    assert [path.name for path in (tmp_path / "choice").iterdir()] == ["precious.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "There is no file nothing.json: --wiring takes a JSON list of regions."),
+        ("{", "is not JSON that can be read"),
+        ("{}", "holds no list of regions"),
+        ("[1]", "A wiring entry needs 'layers' and 'preset', this one has 1"),
+        ('[{"layers": "0-9", "preset": "ladder"}]', "0-9"),
+        ('[{"layers": "0-2", "preset": "ladder", "num_layers": 3}]', "'num_layers' is no option of layers 0-2"),
+    ],
+)
+def test_a_broken_wiring_file_is_said(content: str, sentence: str, dense: Path, tmp_path: Path) -> None:
+    (tmp_path / "wiring.json").write_text(content)
+    done = run("convert", dense, "out", "--wiring", "wiring.json" if content else "nothing.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
