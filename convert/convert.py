@@ -78,11 +78,9 @@ def convert(
         work = target.with_name(f".{target.name}.refit")
         refitted = _refit(job, config, work, on_layer, on_cost) if plan.cost and request.refit else None
         if refitted:
-            job = replace(job, plan=replace(plan, notes=[*plan.notes, *refitted.notes()]))
-            kind = "refit" if refitted.matrices else "calibrated"
-            earlier = config.get(kind, {}).get("base")
-            made_from = earlier or base.record(job.source, job.checkpoint.folder, revision)
-            config[kind] = refitted.record(made_from, wiring_to_json(plan.regions))
+            _record(refitted, job, config, revision)
+        fits = [note for kind in ("refit", "calibrated") for note in config.get(kind, {}).get("notes", [])]
+        job = replace(job, plan=replace(plan, notes=[*plan.notes, *fits, *(refitted.time() if refitted else [])]))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
@@ -130,6 +128,14 @@ def _refit(
         on_cost(Cost.of(shape, modules, job.plan.tp_shards, tokens, asked.matrices))
 
     return refit(config, job.checkpoint.folder, job.files, dtype, asked, work, on_layer, on_start)
+
+
+def _record(refitted: Outcome, job: Job, config: dict[str, Any], revision: str | None) -> None:
+    """Write into the config what was fitted; of gains that are fitted anew, what they were fitted on is forgotten."""
+    earlier = config.pop("calibrated", None) if refitted.request.gains else None
+    made_from = earlier["base"] if earlier else base.record(job.source, job.checkpoint.folder, revision)
+    kind = "refit" if refitted.request.matrices else "calibrated"
+    config[kind] = refitted.record(made_from, wiring_to_json(job.plan.regions))
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:

@@ -80,20 +80,12 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     notes, cost = _notes(checkpoint, request, regions, tp_shards), None
     if request.refit and is_refitted:
         notes.append("The source is refitted already: its weights stay as they are.")
-        if request.refit.gains:
-            raise ValueError(
-                f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made "
-                f"from, {_base(checkpoint.config['refit'])}."
-            )
     elif request.refit and all(region.is_dense for region in regions):
         notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
     elif request.refit:
         modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
         notes += _check_fit(checkpoint, request.refit, modules)
         cost = Cost.of(shape, modules, tp_shards, request.refit.tokens, request.refit.matrices)
-    is_calibrated_anew = cost is not None and request.refit is not None and request.refit.gains
-    for kind in ("refit",) if is_calibrated_anew else ("refit", "calibrated"):
-        notes += checkpoint.config.get(kind, {}).get("notes", [])
     table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
     return Plan(regions, tp_shards, table, notes, cost)
 
@@ -114,7 +106,8 @@ def _check_trained(checkpoint: Checkpoint, request: Request, regions: list[Regio
 
 
 def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:
-    """Whether the weights were refitted. Raises ValueError if they were, to another wiring than the one wanted."""
+    """Whether the weights were refitted. Raises ValueError if they were, to another wiring or other gains than those
+    wanted."""
     record = checkpoint.config.get("refit")
     if not isinstance(record, dict):
         return False
@@ -128,6 +121,11 @@ def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Regi
         raise ValueError(
             f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
             f"the base that they were made from instead, {_base(record)}."
+        )
+    if request.refit and request.refit.gains:
+        raise ValueError(
+            f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made from, "
+            f"{_base(record)}."
         )
     return True
 

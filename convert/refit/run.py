@@ -37,26 +37,21 @@ class Outcome:
 
     files: dict[str, Path]
     fits: list[Fit]
-    matrices: bool
+    request: RefitRequest
     calibration: Calibration
-    asked: int  # tokens
     before: Divergence
     after: Divergence
     passes: float | None  # time it took, in forward passes of the original over the same tokens; None if interrupted
 
-    def notes(self) -> list[str]:
-        """For users and for the card."""
-        return [*self.facts(), *self._time()]
-
     def facts(self) -> list[str]:
-        """What comes out the same every time."""
+        """What comes out the same every time, for users and for the card."""
         before, after, text = self.before, self.after, self.calibration
         what = (
             "Refitted in closed form"
-            if self.matrices
+            if self.request.matrices
             else "Gains calibrated by least squares, no other weight changed,"
         )
-        rest = ", which has no more" if text.tokens <= self.asked - text.windows.shape[1] else ""
+        rest = ", which has no more" if text.tokens <= self.request.tokens - text.windows.shape[1] else ""
         return [
             f"{what} on {text.tokens:,} tokens of {text.name}{rest}, without a gradient step. On "
             f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || this) {after.kl:.3f}, and "
@@ -67,7 +62,7 @@ class Outcome:
         ]
 
     def _ridges(self) -> list[str]:
-        if not self.matrices:
+        if not self.request.matrices:
             return []
         told = []
         for name, part in (("what modules read", "input"), ("what they add", "output")):
@@ -90,7 +85,7 @@ class Outcome:
             "there may be another neuron than in the original."
         ]
 
-    def _time(self) -> list[str]:
+    def time(self) -> list[str]:
         if self.passes is None:
             return []
         return [f"That took {self.passes:.1f} times as long as the original needs for the same tokens."]
@@ -155,7 +150,7 @@ def refit(
             discard(work)
             raise
     passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
-    return Outcome(finished.files(), fits, request.matrices, calibration, request.tokens, before, after, passes)
+    return Outcome(finished.files(), fits, request, calibration, before, after, passes)
 
 
 @contextmanager

@@ -15,25 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import rewired  # noqa: F401 - registers the classes
 from rewired.convert import Conversion, RefitRequest, Request, convert
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
 from tests.convert.checkpoints import broken_copy
+from tests.convert.refit.models import INDEX, LADDER, PEEK, TOKENS, kl, logits
 from tests.evaluate.world import make_dense
-
-LADDER = [{"layers": "1-4", "preset": "ladder"}]
-PEEK = [{"layers": "1-4", "preset": "ladder", "peek": True}]
-INDEX = "model.safetensors.index.json"
-
-
-def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(tokens).logits
-
-
-TOKENS = torch.arange(3, 67).reshape(2, 32)
 
 
 def test_what_it_tells_is_what_the_checkpoint_does(
@@ -96,31 +84,6 @@ def test_activations_in_files_give_the_same_bytes(
     assert list((tmp_path / "spill").iterdir()) == []
 
 
-def test_a_second_refit_changes_nothing(refitted: Conversion, request_of: Request, tmp_path: Path) -> None:
-    again = convert(refitted.out, tmp_path / "again", Request(refit=request_of.refit))
-    assert again.refit is None
-    assert "refitted already" in " ".join(again.plan.notes)
-    assert torch.equal(logits(again.out, TOKENS), logits(refitted.out, TOKENS))
-    assert json.loads((again.out / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
-
-
-def test_a_second_refit_fits_no_gains(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
-    assert request_of.refit is not None
-    for matrices in (False, True):
-        gains = replace(request_of.refit, gains=True, matrices=matrices)
-        with pytest.raises(ValueError, match=f"--calibrate the base that it was made from, {re.escape(str(dense))}"):
-            convert(refitted.out, tmp_path / "again", Request(refit=gains))
-
-
-def test_what_is_made_of_it_still_says_how_it_was_fitted(refitted: Conversion, tmp_path: Path) -> None:
-    """A ladder computes the same for any number of shards."""
-    assert refitted.refit is not None
-    other = Request([{"layers": "0-1", "preset": "ladder"}], tp_shards=2, dtype="bfloat16")
-    card = (convert(refitted.out, tmp_path / "more", other).out / "README.md").read_text()
-    assert all(fact in card for fact in refitted.refit.facts())
-    assert "the weights of layers 1-4, which were fitted to what these layers now read" in card
-
-
 def test_a_dense_model_is_not_changed(dense: Path, request_of: Request, tmp_path: Path) -> None:
     done = convert(dense, tmp_path / "same", Request(refit=request_of.refit))
     assert "nothing to refit" in " ".join(done.plan.notes)
@@ -134,40 +97,6 @@ def test_a_wiring_that_lacks_nothing_is_only_the_original_again(
     waiting = [{"layers": "1-4", "preset": "ladder", "overlap": False}]
     done = convert(dense, tmp_path / "waiting", replace(request_of, wiring=waiting))
     torch.testing.assert_close(logits(done.out, TOKENS), logits(dense, TOKENS), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "request_again",
-    [
-        Request([{"layers": "0-", "preset": "standard"}], to_llama=True),
-        Request([{"layers": "2-3", "preset": "standard"}]),
-        Request([{"layers": "1-4", "preset": "desync"}]),
-        Request(PEEK),
-        Request([{"layers": "0-1", "preset": "ladder"}], refit=RefitRequest("mix")),
-    ],
-    ids=["to llama", "one layer back", "another wiring", "a modifier", "more layers, refitted"],
-)
-def test_another_wiring_is_refused_with_a_pointer_to_the_original(
-    request_again: Request, refitted: Conversion, dense: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        ValueError, match=rf"convert the base that they were made from instead, {re.escape(str(dense))}"
-    ):
-        convert(refitted.out, tmp_path / "no", request_again)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path) -> None:
-    """They are not fitted then: they may go back, and no refit takes the whole for fitted."""
-    more = convert(refitted.out, tmp_path / "more", Request([{"layers": "0-1", "preset": "ladder"}])).out
-    record = json.loads((more / "config.json").read_text())["refit"]
-    assert record["base"]["name"].endswith("dense")
-    assert record["wiring"] == json.loads((refitted.out / "config.json").read_text())["wiring"]
-    with pytest.raises(ValueError, match="convert the base that they were made from instead"):
-        convert(more, tmp_path / "fitted", Request(refit=RefitRequest("mix")))
-    back = convert(more, tmp_path / "back", Request([{"layers": "0-1", "preset": "standard"}])).out
-    config = (json.loads((folder / "config.json").read_text()) for folder in (back, refitted.out))
-    assert next(config) == next(config)
 
 
 def test_files_without_a_fitted_layer_are_linked(request_of: Request, tmp_path: Path) -> None:
@@ -184,58 +113,6 @@ def test_files_without_a_fitted_layer_are_linked(request_of: Request, tmp_path: 
     assert json.loads((out / INDEX).read_text()) == json.loads((source / INDEX).read_text())
     assert not any(name.startswith("model.layers.3.") for file in same for name in load_file(out / file))
     AutoModelForCausalLM.from_pretrained(out)
-
-
-def test_gains_alone_leave_every_weight(dense: Path, text: Path, tmp_path: Path) -> None:
-    gains = RefitRequest(str(text), 6144, gains=True, matrices=False)
-    done = convert(dense, tmp_path / "model", Request(PEEK, refit=gains))
-    assert done.refit is not None and done.refit.after.kl < done.refit.before.kl
-    linked, new = sorted(done.out.glob("*.safetensors"))
-    assert linked.samefile(dense / "model.safetensors")
-    # the first peeking module sees the whole update of layer 0's MLP in flight
-    assert set(load_file(new)) == {
-        f"model.layers.{layer}.{name}_gain.weight" for layer in (1, 2, 3) for name in ("input", "post_attention")
-    }
-    loaded = AutoModelForCausalLM.from_pretrained(done.out)
-    assert torch.equal(loaded.model.layers[2].input_gain.weight, load_file(new)["model.layers.2.input_gain.weight"])
-    assert "refit" not in json.loads((done.out / "config.json").read_text())
-    with pytest.raises(ValueError, match=rf"name other layers, or convert {re.escape(str(dense))}, which it was made"):
-        convert(done.out, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True))
-    assert "Gains calibrated by least squares, no other weight changed" in (done.out / "README.md").read_text()
-
-
-def test_gains_are_the_designs_quotient(dense: Path, text: Path, tmp_path: Path) -> None:
-    """Of the first module that peeks: one shard's part of a standard layer's MLP update, for the whole of it."""
-    gains = RefitRequest(str(text), 6144, gains=True, matrices=False)
-    out = convert(dense, tmp_path / "model", Request(PEEK, refit=gains)).out
-    found = AutoModelForCausalLM.from_pretrained(out).model.layers[1].input_gain.weight
-    calibration = load(str(text), AutoTokenizer.from_pretrained(dense), 6144)
-    model = AutoModelForCausalLM.from_pretrained(dense)
-    seen: dict[str, list[torch.Tensor]] = {"hidden": [], "stream": []}  # [1, N, ...] of each text
-    layer = model.model.layers[0]
-    layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen["hidden"].append(args[0].flatten(0, 1)[None]))
-    after = model.model.layers[1].post_attention_layernorm  # tokens count by the original's stream after the module
-    after.register_forward_pre_hook(lambda _, args: seen["stream"].append(args[0].flatten(0, 1)[None]))
-    with torch.no_grad():
-        for texts in calibration.texts(held_out=False):
-            model(texts)
-    scale = torch.cat(seen["stream"], 1).square().mean(-1, keepdim=True).rsqrt()
-    hidden = (scale * torch.cat(seen["hidden"], 1)).double()
-    update = hidden @ layer.mlp.down_proj.weight.double().T
-    for k, (part, columns) in enumerate(
-        zip(hidden.chunk(4, -1), layer.mlp.down_proj.weight.double().chunk(4, 1), strict=True)
-    ):
-        own = part @ columns.T
-        torch.testing.assert_close(
-            found[k].double(), (update * own).sum((0, 1)) / own.square().sum((0, 1)), rtol=1e-3, atol=1e-3
-        )
-
-
-def kl(original: Path, other: Path, text: Path) -> float:
-    """Of the loaded checkpoints, on the windows that were held out."""
-    calibration = load(str(text), AutoTokenizer.from_pretrained(original), 6144)
-    windows = calibration.windows[torch.tensor(calibration.held_out)]
-    return divergence(lambda ids: logits(original, ids), lambda ids: logits(other, ids), windows).kl
 
 
 def test_what_it_tells_counts_rounding_in(dense: Path, text: Path, request_of: Request, tmp_path: Path) -> None:
@@ -268,28 +145,6 @@ def test_every_tensor_keeps_its_own_type(dense: Path, request_of: Request, tmp_p
     found = load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in mixed.items()}
     assert any(not torch.equal(found[name], mixed[name]) for name in mixed if "proj" in name)
-
-
-def test_gains_that_nobody_fitted_are_not_written(dense: Path, text: Path, tmp_path: Path) -> None:
-    done = convert(dense, tmp_path / "model", Request(PEEK, refit=RefitRequest(str(text), 6144)))
-    assert [path.name for path in done.out.glob("*.safetensors*")] == ["model.safetensors"]
-    assert done.refit is not None and done.refit.after.kl == pytest.approx(kl(dense, done.out, text), rel=1e-4)
-
-
-def test_gains_and_matrices_together(dense: Path, text: Path, tmp_path: Path) -> None:
-    """Of a source in many files: gains get a file of their own, and an index that names them."""
-    source = make_dense(tmp_path / "dense", initializer_range=0.3)
-    AutoModelForCausalLM.from_pretrained(source).save_pretrained(source, max_shard_size="60KB")
-    (source / "model.safetensors").unlink(missing_ok=True)
-    done = convert(source, tmp_path / "model", Request(PEEK, refit=RefitRequest(str(text), 6144, gains=True)))
-    assert done.refit is not None and done.refit.after.kl < 0.5 * done.refit.before.kl
-    assert done.refit.after.kl == pytest.approx(kl(source, done.out, text), rel=1e-4)
-    places = json.loads((done.out / INDEX).read_text())["weight_map"]
-    assert sum("_gain" in name for name in places) == 6
-    assert {name for file in set(places.values()) for name in load_file(done.out / file)} == places.keys()
-    assert {fit.gain is None for fit in done.refit.fits} == {False}
-    assert [fit.module for fit in done.refit.fits if fit.placement] == ["MLP"] * 3
-    assert "Neurons of 3 MLPs moved" in (done.out / "README.md").read_text()
 
 
 def test_a_token_whose_embedding_is_zero_does_no_harm(request_of: Request, tmp_path: Path) -> None:

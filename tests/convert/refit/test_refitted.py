@@ -1,0 +1,73 @@
+"""What may become of a checkpoint that was refitted."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rewired.convert import Conversion, RefitRequest, Request, convert
+from tests.convert.refit.models import PEEK, TOKENS, logits
+
+
+def test_a_second_refit_changes_nothing(refitted: Conversion, request_of: Request, tmp_path: Path) -> None:
+    again = convert(refitted.out, tmp_path / "again", Request(refit=request_of.refit))
+    assert again.refit is None
+    assert "refitted already" in " ".join(again.plan.notes)
+    assert torch.equal(logits(again.out, TOKENS), logits(refitted.out, TOKENS))
+    assert json.loads((again.out / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
+
+
+def test_a_second_refit_fits_no_gains(refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path) -> None:
+    assert request_of.refit is not None
+    for matrices in (False, True):
+        gains = replace(request_of.refit, gains=True, matrices=matrices)
+        with pytest.raises(ValueError, match=f"--calibrate the base that it was made from, {re.escape(str(dense))}"):
+            convert(refitted.out, tmp_path / "again", Request(refit=gains))
+
+
+def test_what_is_made_of_it_still_says_how_it_was_fitted(refitted: Conversion, tmp_path: Path) -> None:
+    """A ladder computes the same for any number of shards."""
+    assert refitted.refit is not None
+    other = Request([{"layers": "0-1", "preset": "ladder"}], tp_shards=2, dtype="bfloat16")
+    card = (convert(refitted.out, tmp_path / "more", other).out / "README.md").read_text()
+    assert all(fact in card for fact in refitted.refit.facts())
+    assert "the weights of layers 1-4, which were fitted to what these layers now read" in card
+
+
+@pytest.mark.parametrize(
+    "request_again",
+    [
+        Request([{"layers": "0-", "preset": "standard"}], to_llama=True),
+        Request([{"layers": "2-3", "preset": "standard"}]),
+        Request([{"layers": "1-4", "preset": "desync"}]),
+        Request(PEEK),
+        Request([{"layers": "0-1", "preset": "ladder"}], refit=RefitRequest("mix")),
+    ],
+    ids=["to llama", "one layer back", "another wiring", "a modifier", "more layers, refitted"],
+)
+def test_another_wiring_is_refused_with_a_pointer_to_the_original(
+    request_again: Request, refitted: Conversion, dense: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"convert the base that they were made from instead, {re.escape(str(dense))}"
+    ):
+        convert(refitted.out, tmp_path / "no", request_again)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path) -> None:
+    """They are not fitted then: they may go back, and no refit takes the whole for fitted."""
+    more = convert(refitted.out, tmp_path / "more", Request([{"layers": "0-1", "preset": "ladder"}])).out
+    record = json.loads((more / "config.json").read_text())["refit"]
+    assert record["base"]["name"].endswith("dense")
+    assert record["wiring"] == json.loads((refitted.out / "config.json").read_text())["wiring"]
+    with pytest.raises(ValueError, match="convert the base that they were made from instead"):
+        convert(more, tmp_path / "fitted", Request(refit=RefitRequest("mix")))
+    back = convert(more, tmp_path / "back", Request([{"layers": "0-1", "preset": "standard"}])).out
+    config = (json.loads((folder / "config.json").read_text()) for folder in (back, refitted.out))
+    assert next(config) == next(config)
