@@ -132,7 +132,7 @@ def refit(
     started = time.perf_counter()
     weights = Weights(tensors, torch.device(choose_device("auto", 1)))
     finished, fits = Finished(work, settings), list[Fit]()
-    goes_on = bool(finished.files())
+    goes_on = finished.has_begun()
     on_start(calibration.tokens)
 
     def keep(layer: int, layers: int, found: list[Fit]) -> None:

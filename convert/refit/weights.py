@@ -85,12 +85,15 @@ class Finished:
             raise OSError(f"{scratch} cannot be written ({error}).") from None
         scratch.replace(self._path(index))
 
+    def has_begun(self) -> bool:
+        return any(self.folder.glob("layer-*.safetensors"))
+
     def files(self) -> dict[str, Path]:
-        """The file of every tensor."""
+        """The file of every tensor, when all layers are written."""
         found: dict[str, Path] = {}
         for path in sorted(self.folder.glob("layer-*.safetensors")):
-            if layer := _read(path):
-                found |= dict.fromkeys(layer.tensors, path)
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
         return found
 
     def _path(self, index: int) -> Path:
