@@ -132,7 +132,7 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
 def held_out(source: Path) -> dict[str, torch.Tensor]:
     """Prose and chat from the far end of the packaged mix, which no calibration here reaches; code: Python's own."""
     tokenizer = AutoTokenizer.from_pretrained(source)
-    alpaca, c4, dpo, wiki = (list(documents)[::-1] for documents in mix())
+    alpaca, c4, dpo, wiki = (documents[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     code: list[Document] = [path.read_text(encoding="utf-8", errors="replace")[:6000] for path in modules[::8]]
 

@@ -40,12 +40,12 @@ def sources(text: str) -> list[list[Document]]:
     if text == MIX:
         return [documents[: len(documents) - len(documents) // _KEPT_BACK] for documents in mix()]
     files = check(text)
-    return [_read_dataset(text)] if files is None else [_READERS.get(file.suffix, _read_text)(file) for file in files]
+    return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
 
 def mix() -> list[list[Document]]:
     """All documents of the packaged mix: of each file, the last fifth is never fitted on, and may judge what was."""
-    return [list(_READERS.get(file.suffix, _read_text)(file)) for file in check(MIX) or ()]
+    return [_read(file) for file in check(MIX) or ()]
 
 
 def check(text: str) -> list[Path] | None:
@@ -81,6 +81,10 @@ def fetch(folder: Path) -> None:
         unpack(_PACKAGE, lambda name: name in wanted, Path(scratch))
         for name in missing:
             (Path(scratch) / _INSIDE / name).replace(folder / name)
+
+
+def _read(path: Path) -> list[Document]:
+    return _READERS.get(path.suffix, _read_text)(path)
 
 
 def _read_text(path: Path) -> list[Document]:

@@ -136,17 +136,20 @@ def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tup
         if batch.held_out:
             scales.append(_inverse_rms(batch.original.to(device)).reshape(-1, 1))
     solution = regression.solve(INPUT_RIDGES)
-    placed = None
-    if half.is_mlp and shards > 1:
-
-        def seen() -> Iterator[Seen]:
-            for (inputs, targets), scale in zip(regression.held_out, scales, strict=True):
-                yield inputs + inputs @ solution.delta, inputs[0] + targets[0], scale
-
-        placed = Errors(*place_neurons(half, seen))
+    placed = _placed(half, solution, regression, scales) if half.is_mlp and shards > 1 else None
     if solution.is_better:
         half.fold_input(solution.delta)
     return Errors.of(solution), placed
+
+
+def _placed(half: Half, solution: Solution, regression: RidgeRegression, scales: Sequence[torch.Tensor]) -> Errors:
+    """Move an MLP's neurons to the shards that compute them best, by what held-out tokens show after `solution`."""
+
+    def seen() -> Iterator[Seen]:
+        for (inputs, targets), scale in zip(regression.held_out, scales, strict=True):
+            yield inputs + inputs @ solution.delta, inputs[0] + targets[0], scale
+
+    return Errors(*place_neurons(half, seen))
 
 
 def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device) -> Errors:

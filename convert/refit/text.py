@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import Any
 
 import torch
@@ -93,16 +93,17 @@ def _groups(files: list[list[Document]], cutter: Cutter, most: int) -> list[_Gro
     of a group's documents the last ones judge."""
     if len(files) == 1:
         return [_Group(files[0])]
-    share, joined = most // len(files), list[list[Document]]()
+    share = most // len(files)
     are_many = sum(len(documents) == 1 for documents in files) >= HELD_OUT
-    for documents in files:
-        if (are_many and len(documents) == 1) or len(cutter.spread(documents, share)) < _LEAST_SHARE:
-            joined.append(documents)
-    if len(joined) < 2:
+    is_joined = [
+        (are_many and len(documents) == 1) or len(cutter.spread(documents, share)) < _LEAST_SHARE for documents in files
+    ]
+    if sum(is_joined) < 2:
         return [_Group(documents) for documents in files]
+    joined = list(compress(files, is_joined))
     in_turn = zip_longest(*shuffled(joined))
     together = [document for row in in_turn for document in row if document is not None]
-    kept = [_Group(documents) for documents in files if all(documents is not one for one in joined)]
+    kept = [_Group(documents) for documents, joins in zip(files, is_joined, strict=True) if not joins]
     return [*kept, _Group(together, len(joined))]
 
 
