@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from trl import SFTConfig
 
 from . import data
 from .recipe import Recipe
-from .rows import decode
+from .rows import decode, stamp
 from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder
 
@@ -40,11 +41,19 @@ class Corpus:
     held_out: Dataset | None
     notes: list[str]
     tallies: Sequence[Tally] = ()  # of what is streamed
+    stamps: Sequence[str] = ()  # of files that are
 
     def endless(self) -> Dataset | IterableDataset:
         """What is trained on; a stream begins anew when it ends, in the same epoch to transformers: it goes on with one
-        by skipping what was read of it."""
-        return self.train.repeat(None) if isinstance(self.train, IterableDataset) else self.train
+        by skipping what was read of it.
+
+        A stream is one shard, of which accelerate deals each rank its rows; of several it gives each rank some, and
+        files have different sizes.
+        """
+        if isinstance(self.train, Dataset):
+            return self.train
+        again = {"rows": self.train.repeat(None)}
+        return IterableDataset.from_generator(_each, gen_kwargs=again, features=self.train.features)
 
     def streamed(self) -> list[str]:
         """Notes on what has been streamed so far."""
@@ -52,8 +61,10 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Of what is held out and, unless it is streamed, of rows here and there: the same data in the same order."""
-        found = hashlib.sha256(repr(self.held_out and self.held_out["input_ids"][:]).encode())
+        """Of what is held out, and of rows here and there or, of streamed files, their ends: the same data in the same
+        order."""
+        held_out = self.held_out and self.held_out["input_ids"][:]
+        found = hashlib.sha256("".join([repr(held_out), *self.stamps]).encode())
         if isinstance(self.train, Dataset):
             places = range(0, len(self.train), max(1, len(self.train) // _LOOKED_AT))
             found.update(repr((len(self.train), self.train.select(places)["input_ids"][:])).encode())
@@ -73,7 +84,7 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     """Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number."""
     encoder = Encoder.of(tokenizer, config.assistant_only_loss)
     parts, held_out = [], list[Any]()
-    notes, tallies = list[str](), list[Tally]()
+    notes, tallies, stamps = list[str](), list[Tally](), list[str]()
     for number, source in enumerate(recipe.mix):
         files = data.load(source, recipe.streaming)
         encoded = []
@@ -81,6 +92,7 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
             encode = partial(_encode_row, form=_FORM, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
             if isinstance(rows, IterableDataset):
                 tallies.append(Tally(name, config.max_length))
+                stamps += [stamp(Path(name))] if Path(name).is_file() else []
                 encoded.append(_streamed(rows, encode, tallies[-1], cuts=not config.packing))
             else:
                 encoded.append(_encoded(rows, encode, name, config, notes))
@@ -99,15 +111,27 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     parts = [rows.filter(is_new, input_columns="input_ids", **workers) for rows in parts]
     if any(isinstance(rows, Dataset) and not len(rows) for rows in parts):
         raise ValueError("All rows of a dataset are the same as those that are held out: there is nothing to train on.")
+    if recipe.streaming:
+        _check_streams(parts, tallies)
     rows = data.mix(parts, [source.weight for source in recipe.mix], config.seed)
     if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
     if isinstance(rows, IterableDataset):
-        if next(iter(rows), None) is None:
-            told = "".join(f" {tally.note()}." for tally in tallies)
-            raise ValueError(f"Beyond what is held out, no row of the stream can be trained on: give more data.{told}")
         rows = rows.shuffle(config.seed, buffer_size=_SHUFFLED)
-    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
+    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies, stamps)
+
+
+def _check_streams(parts: Sequence[IterableDataset], tallies: Sequence[Tally]) -> None:
+    """Raise ValueError for one that has nothing to train on: begun anew for ever, it would give nothing for ever."""
+    if any(next(iter(rows), None) is None for rows in parts):
+        told = "".join(f" {tally.note()}." for tally in tallies)
+        raise ValueError(
+            f"Beyond what is held out, no row of the stream of a dataset can be trained on: give more data.{told}"
+        )
+
+
+def _each(rows: IterableDataset) -> Iterator[dict[str, Any]]:
+    yield from rows
 
 
 def _streamed(

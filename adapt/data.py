@@ -145,11 +145,16 @@ def _check_unicode(document: Document, where: str) -> None:
 
 
 def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any:
-    """The datasets as one: one after the other, or, where there are weights, drawn by them until one is used up."""
+    """The datasets as one: one after the other, or, where there are weights, drawn by them.
+
+    They are drawn until one is used up, and streams for ever: each begins anew when it ends.
+    """
     if len(parts) == 1:
         return parts[0]
     if weights.count(None) == len(weights):
         return datasets.concatenate_datasets(list(parts))
     given = [1.0 if weight is None else weight for weight in weights]
     shares = [weight / sum(given) for weight in given]
+    if isinstance(parts[0], IterableDataset):
+        parts = [rows.repeat(None) for rows in parts]
     return datasets.interleave_datasets(list(parts), shares, seed=seed, stopping_strategy="first_exhausted")

@@ -217,6 +217,10 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         raise ValueError(f"{path}: {error}") from None
     if recipe.streaming and config.max_steps < 1:
         raise ValueError(f"{path}: nobody knows how long a stream is: give max_steps.")
+    if recipe.streaming and config.dataloader_num_workers:
+        raise ValueError(
+            f"{path}: a stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
+        )
     if config.eval_steps and not recipe.held_out:
         raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
     feasible.check(config, recipe.distills)

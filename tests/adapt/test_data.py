@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset
 from pyarrow import parquet
+from torch.utils.data import DataLoader
 from trl import SFTConfig
 
 from rewired.adapt import corpus
@@ -199,7 +202,7 @@ def test_a_row_that_is_no_utf8_is_named(streaming: bool, tmp_path: Path) -> None
 
 
 def test_streamed_rows_that_are_held_out_are_never_trained_on(tmp_path: Path) -> None:
-    """Of a folder and a file, shuffled, and on each of two ranks."""
+    """Of a folder and a file, shuffled."""
     (tmp_path / "folder").mkdir()
     for name in ("folder/a", "folder/b", "c"):
         write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name[-1]}{number}"} for number in range(6)])
@@ -208,10 +211,33 @@ def test_streamed_rows_that_are_held_out_are_never_trained_on(tmp_path: Path) ->
     held_out = {tokenizer().decode(ids) for ids in found.held_out["input_ids"]}
     assert len(held_out) == 6
     assert sorted([*texts(found), *held_out]) == sorted(f"{name}{number}</s>" for name in "abc" for number in range(6))
-    assert isinstance(found.train, IterableDataset)
+
+
+def test_a_stream_is_dealt_to_ranks_row_by_row(tmp_path: Path) -> None:
+    """Also where there are as many files as ranks, and one of them is small: together they read what one rank reads."""
+    for name, count in (("big", 40), ("small", 4)):
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name} {number}"} for number in range(count)])
+    ranks = []
     for rank in range(2):
-        mine = {tokenizer().decode(row["input_ids"]) for row in found.train.shard(2, rank)}
-        assert mine and not mine & held_out
+        rows: Any = load(str(tmp_path), streaming=True).endless()
+        loader = prepare_data_loader(
+            DataLoader(rows, batch_size=2, collate_fn=list), num_processes=2, process_index=rank, dispatch_batches=False
+        )
+        ranks.append([row["input_ids"] for batch in islice(loader, 22) for row in batch])
+    alone = [row["input_ids"] for row in islice(load(str(tmp_path), streaming=True).endless(), 88)]
+    together = [ids for n in range(0, 44, 2) for rank in ranks for ids in rank[n : n + 2]]
+    assert together == alone and len(set(map(tuple, alone))) == 44
+    assert set(Counter(map(tuple, alone)).values()) == {2}
+
+
+def test_a_stream_that_is_drawn_by_weight_reads_all_of_the_bigger_one(tmp_path: Path) -> None:
+    """The smaller one begins anew without it."""
+    big = str(write_rows(tmp_path / "big.jsonl", [{"text": f"b{number}"} for number in range(40)]))
+    few = str(write_rows(tmp_path / "few.jsonl", [{"text": f"f{number}"} for number in range(4)]))
+    found = load({"path": big, "weight": 1.0}, {"path": few, "weight": 1.0}, streaming=True)
+    drawn = [tokenizer().decode(row["input_ids"]) for row in islice(found.endless(), 1000)]
+    assert len(set(drawn)) == 44
+    assert 400 < sum(text.startswith("f") for text in drawn) < 600
 
 
 def test_a_mended_file_is_read_anew(tmp_path: Path) -> None:
@@ -298,10 +324,12 @@ def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> N
     assert len(list(found.train)) == 4 and "; in 3 of them nothing to learn is left" in found.streamed()[0]
 
 
-def test_the_fingerprint_is_of_the_rows_and_their_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_fingerprint_is_of_the_rows_and_their_order(streaming: bool, tmp_path: Path) -> None:
     rows = conversations(12)
-    paths = [str(write_rows(tmp_path / f"{n}.jsonl", found)) for n, found in enumerate([rows, rows, rows[::-1]])]
-    same, again, other = (load(path, held_out=2).fingerprint for path in paths)
+    files = [rows, rows, [*rows[:6], *rows[6:][::-1]]]
+    paths = [str(write_rows(tmp_path / f"{number}.jsonl", found)) for number, found in enumerate(files)]
+    same, again, other = (load(path, held_out=2, streaming=streaming).fingerprint for path in paths)
     assert same == again != other
 
 

@@ -118,6 +118,10 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"max-steps": 5}, "'max-steps' is no key of a recipe: did you mean 'max_steps'"),
         ({"help": True}, "'help' is no key"),
         ({"streaming": True}, "give max_steps"),
+        (
+            {"streaming": True, "max_steps": 1, "dataloader_num_workers": 1},
+            "where it trains: leave dataloader_num_workers",
+        ),
         ({"packing": 3}, "packing is 3, and is to be of type bool"),
         ({"datasets": 3}, "3 has no path"),
         ({"wiring": "ladder"}, "wiring is 'ladder': give a list"),

@@ -283,7 +283,7 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
         ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
         ({"align": True, "train": "lora", "wiring": DENSE}, "this model has none"),
-        ({"streaming": True, "held_out": 40}, "no row of the stream can be trained on"),
+        ({"streaming": True, "held_out": 40}, "no row of the stream of a dataset can be trained on"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[str, Any], tmp_path: Path) -> None:
