@@ -23,6 +23,20 @@ class DivergedError(Exception):
         self.good = good
 
 
+class LogBeforeSaving(TrainerCallback):
+    """Logs before each checkpoint: what is logged later is of later steps alone, also where a training goes on."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Whatever made the checkpoint due."""
+        control.should_log |= control.should_save
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """As above."""
+        control.should_log |= control.should_save
+
+
 class StopWhenDiverged(TrainerCallback):
     """Stops when the logged loss stays far above the best so far."""
 

@@ -127,6 +127,13 @@ class Recipe:
         return self.align or self.kd_weight > 0 or self.hidden_weight > 0
 
     @property
+    def losses(self) -> list[str]:
+        """The names of those that are measured where it distills."""
+        if not self.distills or self.align:
+            return ["hidden"] * self.align
+        return ["ce", *["kd"] * (self.kd_weight > 0), *["hidden"] * (self.hidden_weight > 0)]
+
+    @property
     def mix(self) -> list[Source]:
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
         return [Source.from_recipe(entry) for entry in entries]

@@ -24,7 +24,7 @@ from rewired.sources import checkpoint_folder
 
 from . import begun, corpus
 from .alignment import add_alignment
-from .callbacks import DivergedError, MeasureDivergence, StopWhenDiverged
+from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
 from .lora import add_lora
 from .losses import TokenLoss
@@ -182,14 +182,14 @@ def make_trainer(
     windows = data.windows(config.max_length or student.config.max_position_embeddings)
     every = int(config.eval_steps or 0)
     teacher = make_teacher(model, recipe, config, start) if recipe.distills or (every and windows is not None) else None
-    callbacks: list[TrainerCallback] = [StopWhenDiverged()]
+    callbacks: list[TrainerCallback] = [LogBeforeSaving(), StopWhenDiverged()]
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=config,
         train_dataset=data.endless(),
         processing_class=tokenizer,
         callbacks=callbacks,
-        distills=recipe.distills,
+        losses=recipe.losses,
     )
     if teacher is not None:
         loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ _SAVING = ".saving"  # checkpoints are written here, and moved to their place wh
 
 
 class AdaptTrainer(SFTTrainer):
-    """SFTTrainer; where it `distills`, the model's forward gives `Losses`, and they are minimised."""
+    """SFTTrainer; where it is told the names of `losses`, the model's forward gives `Losses`, whose total is minimised,
+    and these are logged."""
 
-    def __init__(self, *args: Any, distills: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, losses: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.distills = distills
+        self.losses = losses
+        self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
 
     def compute_loss(
@@ -37,7 +40,7 @@ class AdaptTrainer(SFTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """TRL's loss, or the teacher's; per token of the whole batch, all ranks and accumulation steps together."""
-        if not self.distills:
+        if not self.losses:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         losses: Losses = model(**inputs, distils=True)
         tokens = losses.tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
@@ -56,18 +59,18 @@ class AdaptTrainer(SFTTrainer):
         return loss
 
     def _count(self, losses: Losses, inputs: dict[str, Any]) -> None:
-        """For the log: each loss by its own, a token; and the tokens that the model has read."""
-        mode = "train" if losses.total.requires_grad else "eval"
+        """For the log: the losses, and the tokens that the model has read."""
+        if not losses.total.requires_grad:  # nothing is learnt of it
+            return
         read = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].new_tensor(0)
         if "attention_mask" not in inputs:
             read = read + inputs["input_ids"].numel()
-        counts = torch.stack([part.detach().float() for part in (*losses[1:], read)])
-        ce, kd, hidden, tokens, seen = self.accelerator.reduce(counts).tolist()
-        for name, value in (("ce", ce), ("kd", kd), ("hidden", hidden)):
-            self._metrics[mode][name].append(value / max(tokens, 1))
-        if mode == "train":
-            self._total_train_tokens += int(seen) // self._tp_size
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        counts = torch.stack([part.detach().float() for part in (*losses, read)])
+        *sums, seen = self.accelerator.reduce(counts).tolist()
+        for name, value in zip(Losses._fields, sums, strict=True):
+            self._sums[name] += value
+        self._total_train_tokens += int(seen) // self._tp_size
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """SFTTrainer's; tokens are counted on where a training is gone on with."""
@@ -108,8 +111,13 @@ class AdaptTrainer(SFTTrainer):
         return True
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds how many tokens a second were trained on since the last time."""
+        """Adds how many tokens a second were trained on since the last time, and the losses a token."""
         if "loss" in logs:
+            if self.losses:
+                tokens = max(self._sums["tokens"], 1)
+                logs["loss"] = self._sums["total"] / tokens
+                logs |= {name: self._sums[name] / tokens for name in self.losses}
+                self._sums = dict.fromkeys(Losses._fields, 0.0)
             before, tokens = self._logged
             self._logged = (time.perf_counter(), self._total_train_tokens)
             logs["tokens_per_second"] = round((self._logged[1] - tokens) / (self._logged[0] - before), 1)

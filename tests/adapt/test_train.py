@@ -46,6 +46,24 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
     assert "## Training" in card and "kd_weight: 1.0" in card and "starting point" not in card
 
 
+def test_losses_are_means_a_token_however_a_step_is_divided(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Rows are of different lengths."""
+    keys |= {"ce_weight": 0.25, "hidden_weight": 0.5, "max_steps": 6, "logging_steps": 3, "optim": "sgd"}
+    made = [
+        train(
+            tmp_path / "r.yaml",
+            **keys
+            | {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
+            | {"output_dir": str(tmp_path / str(rows))},
+        )
+        for rows in (8, 2)
+    ]
+    ce, kd, hidden, total = (logged(made[1], name) for name in ("ce", "kd", "hidden", "loss"))
+    assert total == pytest.approx([0.25 * a + b + 0.5 * c for a, b, c in zip(ce, kd, hidden, strict=True)], rel=1e-5)
+    for name in ("loss", "ce", "kd", "hidden"):
+        assert logged(made[1], name) == pytest.approx(logged(made[0], name), rel=1e-4) != [], name
+
+
 @pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights(keys: dict[str, Any], tmp_path: Path) -> None:
     first, second = (
