@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,10 +40,14 @@ class LogBeforeSaving(TrainerCallback):
 
 
 class StopWhenDiverged(TrainerCallback):
-    """Stops when the logged loss stays far above the best so far."""
+    """Stops when the logged loss stays far above the best so far.
+
+    The best is that of several logs: in a log of few tokens the loss may be small by luck.
+    """
 
     def __init__(self) -> None:
         self.best, self.good, self.above = math.inf, 0, 0
+        self.last = deque[float](maxlen=_PATIENCE)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -59,7 +65,10 @@ class StopWhenDiverged(TrainerCallback):
     def _look(self, loss: float | None, step: int) -> None:
         if loss is None:
             return
-        self.best = min(self.best, loss)
+        is_first = not self.last
+        self.last.append(loss)
+        if is_first or len(self.last) == _PATIENCE:
+            self.best = min(self.best, median(self.last))
         self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
         if not self.above:
             self.good = step

@@ -30,6 +30,19 @@ def test_a_loss_that_stays_far_above_stops_and_the_last_healthy_step_is_known(cu
     assert stopped.value.good == 60
 
 
-@pytest.mark.parametrize("losses", [[9.0, 3.0, 5.0, 2.0, 4.0] * 6, [0.01, 0.2, 0.5] * 9, [2.0, 50.0, 50.0, 2.0] * 9])
+def test_a_training_that_diverges_at_once_stops() -> None:
+    with pytest.raises(DivergedError, match=r"At step 60 the loss is 50\.00, and was 2\.00"):
+        feed([2.0, *[50.0] * 9])
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [9.0, 3.0, 5.0, 2.0, 4.0] * 6,
+        [0.01, 0.2, 0.5] * 9,
+        [2.0, 50.0, 50.0, 2.0] * 9,
+        [1.9, 1.6, 1.7, 0.12, *[1.5, 1.6, 1.4, 1.7] * 9],
+    ],
+)
 def test_noise_does_not_stop(losses: list[float]) -> None:
     feed(losses)
