@@ -8,14 +8,8 @@ from typing import Any
 
 import yaml
 
-_NO_MORE = (  # sentences of a converted checkpoint's card, and what is true after a training
-    (" A freshly rewired model is a starting point: adapt it before you rely\non it.", ""),
-    ("are those of its source", "were trained since: see Training"),
-    (
-        "of rewired layers, which were fitted to what these layers now read",
-        "were fitted and trained since: see Training",
-    ),
-)
+from rewired.convert.card import card_of_trained
+
 _ROUNDED = 4
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
@@ -23,18 +17,19 @@ _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 def card(
     start: Path,
     earlier: Path | None,
+    name: str,
+    original: str,
     given: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     record: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    """README.md of a model that was trained from the checkpoint in `start`; `given` are the recipe's keys.
+    """README.md of the model `name`, trained from the checkpoint in `start`; `given` are the recipe's keys.
 
-    `earlier` is the model that was trained before, and rewired to be `start`, if one was.
+    `earlier` is the model that was trained before, and rewired to be `start`, if one was; `original` is of what all of
+    them were made.
     """
-    before = _read(start)
-    for sentence, instead in _NO_MORE:
-        before = before.replace(sentence, instead)
+    before = card_of_trained(_read(start), name, original)
     if earlier is not None and earlier != start:
         before = before.rstrip() + "\n" + _trainings(_read(earlier))
     for part in (_CURVES, _LOGGED):

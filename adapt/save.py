@@ -66,9 +66,23 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
         curves(history, staging / "curves.png")
         (staging / "README.md").write_text(
-            card(start.folder, _trained(stage.recipe.model), stage.given, history, config[RECORD], notes),
+            card(
+                start.folder,
+                _trained(stage.recipe.model),
+                made.parent.name,
+                _called(start.base["name"]),
+                stage.given,
+                history,
+                config[RECORD],
+                notes,
+            ),
             encoding="utf-8",
         )
+
+
+def _called(name: str) -> str:
+    """A folder by its name alone; what is on the hub by its id."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _trained(model: str) -> Path | None:

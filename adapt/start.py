@@ -106,7 +106,7 @@ def request(recipe: Recipe) -> Request:
     """The conversion that `recipe` asks for."""
     text = recipe.refit_text
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
-    return Request(recipe.wiring or [], tp_shards=recipe.tp_shards, refit=refit)
+    return Request(recipe.wiring or [], recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
 
 
 def _opened(folder: Path, model: str) -> Start:

@@ -46,6 +46,26 @@ def model_card(
     )
 
 
+def card_of_trained(card: str, name: str, base_model: str) -> str:
+    """The `card` of a rewired checkpoint, true of what a training made of it; another card is left as it is."""
+    if _OURS not in card:
+        return card
+    fitted = re.escape(_REFITTED).replace(re.escape("{}"), "[-, 0-9]+")
+    for pattern, instead in (
+        (r"^base_model: .*$", f"base_model: {json.dumps(base_model)}"),
+        (r"^# .*$", f"# {name}"),
+        (rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`"),
+        (re.escape(_FRESH), ""),
+        (re.escape(_UNCHANGED), "were trained since: see Training"),
+        (fitted, "were fitted and trained since: see Training"),
+        (r'(?<=AutoModelForCausalLM\.from_pretrained\()"[^"]*"', json.dumps(name)),
+        (r'(?<=AutoTokenizer\.from_pretrained\()"[^"]*"', json.dumps(name)),
+        (r"`rewired info [^`]*`", f"`rewired info {name}`"),
+    ):
+        card = re.sub(pattern, lambda _, instead=instead: instead, card, count=1, flags=re.MULTILINE)  # type: ignore[misc]
+    return card
+
+
 def _front_matter(base_model: str, source: Path) -> str:
     lines = [f"base_model: {json.dumps(base_model)}", "library_name: transformers", "pipeline_tag: text-generation"]
     lines += ["tags:", "- rewired", "- tensor-parallelism", *_licence(source)]
@@ -68,9 +88,12 @@ def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
     return f"| {layers} | {wiring} | {traffic['all_reduces']} | {traffic['exposed']} | {traffic['bytes_sent']:,} |"
 
 
-_INTRO = """`{base_model}`, rewired for faster tensor parallelism with `rewired`: what changed is what each layer reads
-and what it reduces, and the weights {weights}. A freshly rewired model is a starting point: adapt it before you rely
-on it."""
+_OURS = "rewired for faster tensor parallelism with `rewired`"
+_FRESH = " A freshly rewired model is a starting point: adapt it before you rely\non it."
+_INTRO = (
+    f"`{{base_model}}`, {_OURS}: what changed is what each layer reads\n"
+    f"and what it reduces, and the weights {{weights}}.{_FRESH}"
+)
 _UNCHANGED = "are those of its source"
 _REFITTED = "of layers {}, which were fitted to what these layers now read"
 

@@ -43,7 +43,10 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
     assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
     assert (made / "curves.png").stat().st_size > 1000
     card = (made / "README.md").read_text()
-    assert "## Training" in card and "kd_weight: 1.0" in card and "starting point" not in card
+    assert (
+        "## Training" in card and "kd_weight: 1.0" in card and "the weights were trained since: see Training." in card
+    )
+    check_names(card)
 
 
 def test_losses_are_means_a_token_however_a_step_is_divided(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -121,6 +124,14 @@ def check_card(made: Path, tokens: str, first: str, second: str) -> None:
     assert tokens in card
     assert card.index("## Earlier training") < card.index(first) < card.index("## Training") < card.index(second)
     assert card.count("curves.png") == card.count("training.json)") == 1
+    check_names(card)
+
+
+def check_names(card: str) -> None:
+    """The model has the name of its output_dir, and is made of the original, whatever folders were between them."""
+    assert "\n# out\n" in card and card.count('from_pretrained("out"') == 2 and "`rewired info out`" in card
+    assert 'base_model: "dense"' in card and "`dense`, rewired" in card
+    assert "start`" not in card and "final`" not in card
 
 
 @pytest.mark.parametrize(
@@ -240,6 +251,9 @@ def test_a_refitted_start_learns_from_its_base(keys: dict[str, Any], rows: Path,
     config = json.loads((made / "config.json").read_text())
     assert config["refit"]["base"] == config["adapted"]["base"]
     assert logged(made, "held_out_kl")
+    card = (made / "README.md").read_text()
+    assert "the weights were fitted and trained since: see Training." in card and "now read" not in card
+    check_names(card)
 
 
 def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str, Any], tmp_path: Path) -> None:
