@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -49,7 +50,12 @@ class Source:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f": did you mean '{near[0]}'?" if near else f": there are {', '.join(known)}."
                 raise ValueError(f"Of `datasets`, {entry['path']} has the unknown key '{key}'{hint}")
-        if not isinstance(entry.get("weight", 1.0), int | float) or not entry.get("weight", 1.0) > 0:
+        for key in ("name", "split"):
+            if not isinstance(entry.get(key, ""), str):  # YAML reads 0625 as a number
+                raise ValueError(
+                    f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}, which is no string: put it in quotes."
+                )
+        if not isinstance(entry.get("weight", 1.0), int | float) or not 0 < entry.get("weight", 1.0) < math.inf:
             raise ValueError(f"Of `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")
         for key in ("languages", "sources"):
             if not isinstance(entry.get(key, []), list):

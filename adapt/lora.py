@@ -12,10 +12,7 @@ from .trainable import rewired_layers
 
 
 def add_lora(model: RewiredLlamaForCausalLM, recipe: Recipe) -> PeftModel:
-    """`model` with adapters in its own projections, and all else of it frozen.
-
-    Raises ValueError for `lora_target_modules` that the model does not have.
-    """
+    """`model` with adapters in its own projections, and all else of it frozen."""
     config = LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
@@ -23,7 +20,4 @@ def add_lora(model: RewiredLlamaForCausalLM, recipe: Recipe) -> PeftModel:
         layers_to_transform=rewired_layers(model.config) or None,
         task_type="CAUSAL_LM",
     )
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:
-        raise ValueError(f"lora_target_modules: {str(error).splitlines()[0]}") from None
+    return get_peft_model(model, config)

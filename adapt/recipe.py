@@ -20,6 +20,7 @@ from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
 from rewired.convert.request import MIX
+from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
 from . import feasible, refused
 from .data import Source
@@ -30,6 +31,7 @@ LORA = "lora"
 NO_REFIT = ("none", "false", "no")
 _STAGED = "stages"  # a list of what each stage changes of the recipe
 _IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on the command line too
+_PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 _EXTENDS = "extends"  # another recipe, from which this one inherits
 
 
@@ -85,6 +87,11 @@ class Recipe:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
         if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
             self.lora_target_modules = [self.lora_target_modules]
+        for name in self.lora_target_modules or ():
+            if name not in _PROJECTIONS:
+                near = difflib.get_close_matches(str(name), _PROJECTIONS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_PROJECTIONS)}."
+                raise ValueError(f"lora_target_modules has '{name}', which is no projection of a layer: {hint}")
         if not self.datasets:
             raise ValueError("The recipe names no datasets: give a list of paths.")
         for one in dataclasses.fields(self):  # argparse looks at flags only, and not at what a file says
@@ -114,6 +121,11 @@ class Recipe:
     def is_sharded(self) -> bool:
         """Whether no rank holds the whole model."""
         return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
+
+    @property
+    def ranks(self) -> int:
+        """That it is split over."""
+        return self.fsdp_size * self.dp_replicate_size * self.tp_size
 
     @property
     def refit_text(self) -> str | None:

@@ -344,6 +344,9 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
         ({"name": "x"}, "has no path"),
         ({"path": "a/b", "langauges": ["en"]}, "did you mean 'languages'"),
         ({"path": "a/b", "weight": 0}, "weight 0"),
+        ({"path": "a/b", "weight": float("inf")}, "weight inf"),
+        ({"path": "a/b", "name": 405}, "name 405, which is no string: put it in quotes"),
+        ({"path": "a/b", "split": ["train"]}, "split .* is no string"),
         (7, "has no path"),
     ],
 )

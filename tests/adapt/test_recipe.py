@@ -111,6 +111,11 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"extends": "r.yaml"}, "extends itself"),
         ({"extends": "gone.yaml"}, "There is no recipe"),
         ({"train": "some"}, "train"),
+        (
+            {"train": "lora", "lora_target_modules": ["q_proj", "upp_proj"]},
+            "'upp_proj', which is no projection of a layer: did you mean up_proj",
+        ),
+        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head', .*: there are q_proj"),
         ({"divergence": "kl"}, "divergence"),
         ({"max_steps": [1]}, r"max_steps is \[1\], and is to be of type int"),
         ({"max_steps": "many"}, "max_steps"),
