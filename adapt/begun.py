@@ -28,6 +28,14 @@ _TELLS = (
 _LASTS = ("max_steps", "num_train_epochs")
 
 
+def check_free(out: Path, resume: bool) -> None:
+    """Raise ValueError where no training may begin in `out`, or with `resume` go on."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: choose another output_dir.")
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
+
+
 def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
     """Raise ValueError where what lies in `folder` was begun with another recipe, of so many `stages`.
 

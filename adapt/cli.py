@@ -57,7 +57,8 @@ def _adapt(
             from .dry_run import describe
 
             for number in range(1, len(stages) + 1) if is_first_rank() else ():
-                print(describe(stages[:number], f"stage {number} of {len(stages)}" if len(stages) > 1 else ""))
+                title = f"stage {number} of {len(stages)}" if len(stages) > 1 else ""
+                print(describe(stages[:number], title, resume))
             return
         made = adapt(stages, resume, _on_layer)
         if is_first_rank():

@@ -2,82 +2,106 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from accelerate import PartialState
-from transformers import AutoTokenizer
+from transformers import Trainer
 
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 
-from . import corpus
+from . import begun
+from .inputs import inputs
 from .recipe import LORA, Recipe, Stage
-from .start import RECORD, outline
-from .tokens import check_padding, set_chat_template
-from .trainable import rewired_layers
+from .start import RECORD
+from .trainable import first_changed, rewired_layers
 
-_FLOAT = 4  # bytes; AdamW has two moments
+_GB = 1e9
+_SAMPLE = 4096  # parameters that an optimizer is tried on
 
 
-def describe(stages: Sequence[Stage], title: str) -> str:
-    """The last of `stages`, for a terminal. Raises ValueError for what `adapt` would refuse."""
-    stage, first = stages[-1], stages[0]
-    recipe, config = stage.recipe, stage.config
-    model = outline([one.recipe for one in stages])
+def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
+    """The last of `stages`, for a terminal. Raises ValueError for what `adapt` would refuse, launched on as many ranks
+    as the recipe says."""
+    stage = stages[-1]
+    begun.check_free(Path(str(stage.config.output_dir)), resume)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        tokenizer = AutoTokenizer.from_pretrained(find_source(first.recipe.model).tokenizer(Path(scratch)))
-        set_chat_template(tokenizer, config)
-        check_padding(tokenizer, config)
-        data = corpus.load(recipe, config, tokenizer)
+        given = inputs(stages, find_source(stages[0].recipe.model).tokenizer(Path(scratch)))
     lines = [title] if title else []
-    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *data.notes]
-    lines += [_steps(data, config), *_memory(recipe, config, model)]
-    return "\n".join(lines)
+    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *given.data.notes, given.steps.told()]
+    return "\n".join([*lines, _trained(stage.recipe, given.student), _memory(stage, given.student)])
 
 
-def _steps(data: corpus.Corpus, config: Any) -> str:
-    ranks = PartialState().num_processes
-    batch = config.per_device_train_batch_size * config.gradient_accumulation_steps * ranks
-    if not hasattr(data.train, "__len__"):
-        return f"{config.max_steps} steps of {batch} rows on {ranks} devices, streamed."
-    rows = len(data.train)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(math.ceil(rows / batch) * config.num_train_epochs)
-    packed = ", fewer once they are packed" if config.packing else ""
-    return f"{rows:,} rows to train on, {batch} a step on {ranks} devices: {steps:,} steps{packed}."
-
-
-def _memory(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> list[str]:
-    """What is trained, and what one device holds of it, if nothing is sharded."""
+def _trained(recipe: Recipe, model: RewiredLlamaForCausalLM) -> str:
     layers = rewired_layers(model.config)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    of_layers = sum(
-        parameter.numel()
-        for index in layers
-        for name, parameter in model.model.layers[index].named_parameters()
-        if "lora_" not in name
-    )
     what = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
     if recipe.train == LORA:
         what = f"LoRA on layers {_spans(layers or list(range(model.config.num_hidden_layers)))}"
-    is_original = not any(getattr(model.config, key, None) for key in ("refit", RECORD))
-    owned = {"all": total, "rewired": of_layers}.get(recipe.train, 0 if is_original else of_layers)
+    return f"Trained: {what}, {_count(model, is_trained=True):,} of {_count(model):,} parameters."
+
+
+def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
+    """What one device holds."""
+    recipe, config = stage.recipe, stage.config
+    dtype = _dtype(config)
+    split = recipe.fsdp_size * recipe.tp_size
+    weights, trained = _count(model) // split, _count(model, is_trained=True) // split
     parts = {
-        "weights": total * _FLOAT,
-        "gradients": trained * _FLOAT,
-        "AdamW": trained * 2 * _FLOAT,
-        "teacher": owned * (_FLOAT // 2 if config.bf16 else _FLOAT) * (recipe.distills or bool(config.eval_steps)),
+        "weights": weights * dtype.itemsize,
+        "gradients": trained * dtype.itemsize,
+        "optimizer": trained * _optimizer_bytes(config, dtype),
+        "teacher": _teacher_count(recipe, config, model) * (2 if config.bf16 else dtype.itemsize),
     }
-    told = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts.items())
-    return [
-        f"Trained: {what}, {trained:,} of {total:,} parameters.",
-        f"Memory of a device, unless it is sharded: {told}; activations come on top.",
-    ]
+    told = ", ".join(f"{name} {size / _GB:.2f} GB" for name, size in parts.items())
+    return f"Memory of a device: {told}; activations come on top."
+
+
+def _dtype(config: Any) -> torch.dtype:
+    """The student's; `auto` is what most checkpoints are in."""
+    name = str((config.model_init_kwargs or {}).get("dtype", "float32")).removeprefix("torch.")
+    found: torch.dtype = getattr(torch, "bfloat16" if name == "auto" else name)
+    return found
+
+
+def _optimizer_bytes(config: Any, dtype: torch.dtype) -> float:
+    """What the optimizer keeps of a parameter, after a step of it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parameter = torch.nn.Parameter(torch.zeros(_SAMPLE // 64, 64, dtype=dtype, device=device))
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(config)
+    optimizer = kind([parameter], **options)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
+    return sum(value.nbytes for value in kept) / _SAMPLE
+
+
+def _teacher_count(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> int:
+    """The parameters that one device holds of the original beside the student's."""
+    if not (recipe.distills or config.eval_steps):
+        return 0
+    if recipe.is_sharded:  # it shares nothing
+        below = model.model.layers[: 0 if recipe.align else max(first_changed(model), 0)]
+        whole = _count(model) - sum(map(_count, below))
+        return whole if recipe.align else whole // (recipe.fsdp_size * recipe.tp_size)
+    if recipe.train == "all":
+        return _count(model)
+    is_original = not any(getattr(model.config, key, None) for key in ("refit", RECORD))
+    if recipe.train != "rewired" and is_original:
+        return 0
+    return sum(_count(model.model.layers[index]) for index in rewired_layers(model.config))
+
+
+def _count(module: torch.nn.Module, is_trained: bool = False) -> int:
+    """Its parameters; LoRA's only where what is trained is asked for."""
+    return sum(
+        parameter.numel()
+        for name, parameter in module.named_parameters()
+        if (parameter.requires_grad if is_trained else "lora_" not in name)
+    )
 
 
 def _spans(layers: list[int]) -> str:

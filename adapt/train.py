@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from transformers.distributed import DistributedConfig
-from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, set_seed
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -26,15 +25,15 @@ from . import begun, corpus
 from .alignment import add_alignment
 from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
+from .inputs import inputs
 from .lora import add_lora
 from .losses import TokenLoss
 from .recipe import LORA, NO_REFIT, Recipe, Stage
 from .save import save
 from .sharded_trainer import ShardedTrainer
-from .start import Start, outline, prepare
+from .start import Start, prepare
 from .teacher import Teacher, beside, sharded
 from .tied_head import tie
-from .tokens import check_padding, set_chat_template
 from .trainable import choose, rewired_layers
 from .trainer import AdaptTrainer
 
@@ -47,8 +46,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     that diverges.
     """
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
+    begun.check_free(out, resume)
     for stage in stages:
         _check_ranks(stage.recipe, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
@@ -61,10 +59,11 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         begun.check(run, folder, len(stages), rows=None)
     todo = range(done, len(stages))
     with state.main_process_first():  # whatever can be wrong is read before hours of work
-        inputs = {number: _inputs(stages[: number + 1]) for number in todo}
+        given = {number: inputs(stages[: number + 1], checkpoint_folder(stages[0].recipe.model)) for number in todo}
     for number in todo:
-        with begun.training(runs[number], folders[number], len(stages), inputs[number][1].fingerprint):
-            _run(runs[number], folders[number], made[number], *inputs[number], on_layer)
+        tokenizer, data = given[number].tokenizer, given[number].data
+        with begun.training(runs[number], folders[number], len(stages), data.fingerprint):
+            _run(runs[number], folders[number], made[number], tokenizer, data, on_layer)
         state.wait_for_everyone()
         _free_memory()
     return made[-1]
@@ -82,43 +81,11 @@ def _following(stage: Stage, made: Path) -> Stage:
 
 def _check_ranks(recipe: Recipe, ranks: int) -> None:
     """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched."""
-    wanted = recipe.fsdp_size * recipe.dp_replicate_size * recipe.tp_size
-    if recipe.is_sharded and wanted != ranks:
+    if recipe.is_sharded and recipe.ranks != ranks:
         raise ValueError(
-            f"fsdp_size, dp_replicate_size and tp_size make {wanted} ranks, and there are {ranks}: launch {wanted}, "
-            f"for example by torchrun --nproc-per-node {wanted} -m rewired.adapt RECIPE."
+            f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
+            f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
         )
-
-
-def _inputs(stages: Sequence[Stage]) -> tuple[Any, corpus.Corpus]:
-    """The tokenizer and the data of the last of `stages`, once all else was checked.
-
-    Raises ValueError for a stage that cannot be run.
-    """
-    recipe, config = stages[-1].recipe, stages[-1].config
-    _check_attention(outline([stage.recipe for stage in stages]), config)
-    _check_reporting(config)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(stages[0].recipe.model))
-    set_chat_template(tokenizer, config)
-    check_padding(tokenizer, config)
-    return tokenizer, corpus.load(recipe, config, tokenizer)
-
-
-def _check_attention(student: Any, config: Any) -> None:
-    """Raise ValueError where the attention that is asked for does not run here, before hours of a refit."""
-    try:
-        if given := (config.model_init_kwargs or {}).get("attn_implementation"):
-            student.set_attn_implementation(given)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
-
-
-def _check_reporting(config: Any) -> None:
-    try:
-        for callback in get_reporting_integration_callbacks(config.report_to):
-            callback()
-    except RuntimeError as error:
-        raise ValueError(f"report_to: {error}") from None
 
 
 def _run(

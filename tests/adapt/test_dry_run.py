@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rewired.adapt import dry_run
 from rewired.convert import Request, convert
 from rewired.sources import find_source
 from tests.convert.checkpoints import run
 from tests.convert.hub_server import HubServer
 
-from .world import LADDER, command, write_recipe
+from .world import LADDER, command, train, write_recipe
 
 PER_LAYER = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
 
@@ -55,6 +58,62 @@ def test_it_counts_what_lora_trains(
     keys |= {"train": "lora", "lora_r": 2, "lora_target_modules": targets, "wiring": wiring}
     assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
     assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"packing": True},
+        {"dataloader_drop_last": True, "per_device_train_batch_size": 5},
+        {"gradient_accumulation_steps": 5, "num_train_epochs": 1.5},
+    ],
+    ids=["packed", "the last rows dropped", "accumulated"],
+)
+def test_it_tells_as_many_steps_and_tokens_as_are_taken(
+    changes: dict[str, Any],
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys |= {"max_steps": None, "num_train_epochs": 2, "kd_weight": 1.0} | changes
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    told = re.search(r"devices: (\d+) steps, about ([\d,]+) tokens", capsys.readouterr().out)
+    record = json.loads((train(tmp_path / "r.yaml", **keys) / "config.json").read_text())["adapted"]
+    assert told is not None and int(told[1]) == record["steps"]
+    assert int(told[2].replace(",", "")) == pytest.approx(record["tokens"], rel=0.1)
+
+
+def test_a_device_holds_a_part_of_a_model_that_is_split(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On as many devices as the recipe says; those that share a layer read the same rows."""
+    sizes = []
+    for split in ({}, {"fsdp_size": 2, "tp_size": 2}):
+        big = {"model_init_kwargs": {"dtype": "bfloat16"}, "optim": "sgd", "train": "all"}
+        path = write_recipe(tmp_path / "r.yaml", **keys | big | split)
+        monkeypatch.setattr(dry_run, "_GB", 1e3)
+        assert command(monkeypatch, path, "--dry-run") == 0
+        told = capsys.readouterr().out
+        sizes.append({name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) GB", told)})
+        assert ("4 rows a step on 4 devices" if split else "2 rows a step on 1 devices") in told
+    whole, part = sizes
+    assert whole["optimizer"] == part["optimizer"] == 0
+    assert whole["weights"] == whole["gradients"] == whole["teacher"] > 0
+    assert part == {name: pytest.approx(size / 4, abs=0.01) for name, size in whole.items()}
+
+
+def test_what_the_training_would_refuse_it_refuses(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("a file")
+    for changes, problem in (
+        ({}, "is a file: choose another output_dir"),
+        ({"output_dir": str(tmp_path)}, "exists: go on with it by --resume"),
+        ({"output_dir": str(tmp_path / "new"), "report_to": "comet_ml"}, "report_to"),
+    ):
+        assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys | changes), "--dry-run") == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_it_takes_the_recipes_chat_template(

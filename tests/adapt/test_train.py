@@ -297,7 +297,10 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"train": "lora", "lora_target_modules": ["z_proj"]}, "lora_target_modules: .*z_proj"),
+        (
+            {"dataloader_drop_last": True, "per_device_train_batch_size": 99},
+            "36 rows are fewer than the 99",
+        ),
         ({"fsdp_size": 2}, "make 2 ranks, and there are 1: launch 2"),
         ({"model": "nowhere"}, "no folder 'nowhere'"),
         ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),

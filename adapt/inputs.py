@@ -1,0 +1,57 @@
+"""What a stage trains and what on: looked at, and all that can be wrong refused, before hours of work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer
+from transformers.integrations import get_reporting_integration_callbacks
+
+from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+
+from . import corpus
+from .recipe import Stage
+from .start import outline
+from .steps import Steps
+from .tokens import check_padding, set_chat_template
+
+
+class Inputs(NamedTuple):
+    """`student` has no weights."""
+
+    student: RewiredLlamaForCausalLM
+    tokenizer: Any
+    data: corpus.Corpus
+    steps: Steps
+
+
+def inputs(stages: Sequence[Stage], tokenizer: Path) -> Inputs:
+    """Of the last of `stages`; its `tokenizer` is in that folder. Raises ValueError for a stage that cannot be run."""
+    recipe, config = stages[-1].recipe, stages[-1].config
+    student = outline([stage.recipe for stage in stages])
+    _check_attention(student, config)
+    _check_reporting(config)
+    own = AutoTokenizer.from_pretrained(tokenizer)
+    set_chat_template(own, config)
+    check_padding(own, config)
+    data = corpus.load(recipe, config, own)
+    return Inputs(student, own, data, Steps.of(recipe, config, data.train))
+
+
+def _check_attention(student: Any, config: Any) -> None:
+    """Raise ValueError where the attention that is asked for does not run here."""
+    try:
+        if given := (config.model_init_kwargs or {}).get("attn_implementation"):
+            student.set_attn_implementation(given)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
+
+
+def _check_reporting(config: Any) -> None:
+    try:
+        for callback in get_reporting_integration_callbacks(config.report_to):
+            callback()
+    except RuntimeError as error:
+        raise ValueError(f"report_to: {error}") from None

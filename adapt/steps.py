@@ -1,0 +1,57 @@
+"""How many steps a training takes, of how many rows and tokens, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from accelerate import PartialState
+from datasets import Dataset, IterableDataset
+from pyarrow import compute
+from trl import SFTConfig
+from trl.data_utils import pack_dataset
+
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`rows` are those of one pass, packed if they are to be, with `tokens` in all; None of a stream."""
+
+    rows: int | None
+    tokens: int | None
+    batch: int  # rows a step
+    ranks: int
+    count: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, config: SFTConfig, train: Dataset | IterableDataset) -> Steps:
+        """Raises ValueError where there are too few rows for one."""
+        ranks = recipe.ranks if recipe.is_sharded else PartialState().num_processes
+        at_once = config.per_device_train_batch_size * ranks // recipe.tp_size
+        batch = at_once * config.gradient_accumulation_steps
+        if isinstance(train, IterableDataset):
+            return cls(None, None, batch, ranks, config.max_steps)
+        lengths = np.asarray(compute.list_value_length(train.with_format("arrow")["input_ids"][:]))
+        rows, longest = len(lengths), config.max_length
+        if config.packing and longest:
+            rows = len(pack_dataset(train.select_columns("input_ids"), longest))
+        times = rows // at_once if config.dataloader_drop_last else math.ceil(rows / at_once)
+        if not times:
+            raise ValueError(
+                f"{rows} rows are fewer than the {at_once} that are read at once, and dataloader_drop_last leaves them "
+                "out: give more data, or leave that key out."
+            )
+        epoch = math.ceil(times / config.gradient_accumulation_steps)
+        count = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
+        return cls(rows, int(np.minimum(lengths, longest or lengths).sum()), batch, ranks, count)
+
+    def told(self) -> str:
+        if self.rows is None or self.tokens is None:
+            return f"{self.count:,} steps of {self.batch} rows on {self.ranks} devices, streamed."
+        seen = self.count * self.batch * self.tokens // self.rows
+        return (
+            f"{self.rows:,} rows of {self.tokens:,} tokens to train on, {self.batch} rows a step on {self.ranks} "
+            f"devices: {self.count:,} steps, about {seen:,} tokens."
+        )
