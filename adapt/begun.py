@@ -16,14 +16,27 @@ from .recipe import Stage
 
 _FILE = "recipe.json"
 _START = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # what a start is made by
-_TELLS = (
+_TELLS = (  # nothing of what is trained
+    "logging_dir",
+    "logging_first_step",
     "logging_steps",
+    "logging_strategy",
+    "log_level",
+    "log_level_replica",
+    "save_strategy",
     "save_steps",
     "save_total_limit",
     "eval_steps",
     "report_to",
+    "run_name",
+    "project",
     "disable_tqdm",
     "dataset_num_proc",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "ddp_timeout",
 )
 _LASTS = ("max_steps", "num_train_epochs")
 

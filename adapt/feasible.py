@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from transformers import Trainer, get_scheduler
-from transformers.utils import is_liger_kernel_available
 from trl import SFTConfig
 
 _COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "eval_steps", "num_train_epochs")
@@ -24,8 +23,6 @@ def check(config: SFTConfig, distills: bool) -> None:
         raise ValueError("packing fills rows of max_length tokens: give one.")
     if config.save_strategy == "best":
         raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
-    if config.use_liger_kernel and not is_liger_kernel_available():
-        raise ValueError("use_liger_kernel needs the package liger-kernel: install it, or leave the key out.")
     if config.activation_offloading and not torch.cuda.is_available():
         raise ValueError("activation_offloading is from a GPU to its host, and here is none: leave it out.")
     for name in ("model_init_kwargs", "lr_scheduler_kwargs"):

@@ -7,10 +7,12 @@ import os
 _ONE_WAY_TO_SHARD = "models are sharded by fsdp_size, dp_replicate_size and tp_size"
 _OWN_DATA = "rows are read by their form, as docs/adapt.md says"
 _MEASURES = "there is no evaluation loss: eval_steps alone measures the divergence from the original"
+_CHUNKED = "losses are taken in chunks already, and liger-kernel knows no rewired model"
 _NO_HUB = "what is to be uploaded is the folder `final`, when it is there"
 
 NEVER: dict[str, str] = {
     **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), _ONE_WAY_TO_SHARD),
+    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), _CHUNKED),
     **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), _OWN_DATA),
     **dict.fromkeys(
         (

@@ -78,6 +78,16 @@ def test_nor_with_another_order_of_rows_or_another_rate(
         train(tmp_path / "r.yaml", resume=True, **keys | changed)
 
 
+def test_what_a_training_tells_may_change(keys: dict[str, Any], tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys)
+    expected = weights(made)
+    for lost in ("final", "checkpoint-4"):
+        shutil.rmtree(tmp_path / "out" / lost)
+    told = {"run_name": "again", "logging_steps": 3, "log_level": "info", "save_steps": 4, "dataloader_num_workers": 1}
+    found = weights(train(tmp_path / "r.yaml", resume=True, **keys | told))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_nor_on_another_number_of_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
     """Which makes other steps of the same rows."""
     shutil.rmtree(train(tmp_path / "r.yaml", **keys))
