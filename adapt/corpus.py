@@ -23,7 +23,7 @@ from .tokens import IGNORED, Encoder
 _WINDOW = 512  # tokens; of what is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _LOOKED_AT = 1_000  # rows, to tell data from other data
-_FORM = 1  # counts up when the same row gives other tokens: datasets keeps what this code has made
+_FORM = 2  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
     labels=List(Value("int64")),
@@ -141,7 +141,7 @@ def _streamed(
 
     def encode_and_count(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         found = encode(row, index)
-        if tally.longest and found["first"] >= tally.longest:
+        if not found["problem"] and not _teaches(found["first"], found["length"], tally.longest):
             found["problem"] = NOTHING_LEFT
         tally.count(index, found)
         longest = tally.longest if cuts else None
@@ -166,10 +166,10 @@ def _encoded(
     )
     kept = found.filter(_is_good, input_columns="problem", num_proc=config.dataset_num_proc)
     notes.append(note_on_file(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config.max_length))
-    if longest := config.max_length:
-        kept, before = kept.filter(lambda first: first < longest, input_columns="first"), len(kept)
-        if len(kept) < before:
-            notes[-1] += told_emptied(before - len(kept))
+    teaches = partial(_teaches, longest=config.max_length)
+    kept, before = kept.filter(teaches, input_columns=["first", "length"]), len(kept)
+    if len(kept) < before:
+        notes[-1] += told_emptied(before - len(kept))
     if not len(kept):
         raise ValueError(f"No row can be trained on: {notes[-1]}.")
     return kept.select_columns(["input_ids", "labels"])
@@ -191,8 +191,16 @@ def _encode_row(
         if not skips:
             raise ValueError(f"{error} Mend it, or leave such rows out by skip_bad: true.") from None
         return nothing | {"problem": str(error)}
-    first = next((place for place, label in enumerate(encoded["labels"]) if label != IGNORED), 0)
-    return encoded | {"length": len(encoded["input_ids"]), "first": first, "problem": ""}
+    labels, length = encoded["labels"], len(encoded["input_ids"])
+    first = next(
+        (place for place in range(1, length) if labels[place] != IGNORED), length
+    )  # nothing predicts the first
+    return encoded | {"length": length, "first": first, "problem": ""}
+
+
+def _teaches(first: int, length: int, longest: int | None) -> bool:
+    """Whether the `first` token to be learnt of so many is still there, cut to the `longest`."""
+    return first < min(length, longest or length)
 
 
 def _is_new(known: frozenset[tuple[int, ...]], input_ids: Sequence[int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from rewired.conversations import Document, read_row
 from . import instruct, rows
 
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_NO_TEXT = ("timestamp", "date32", "time32", "time64")  # what datasets makes of JSON's strings, if all are alike
 ROLES = ("system", "user", "assistant")
 
 
@@ -95,10 +97,11 @@ def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
         raise ValueError(f"{path} is no data that is read: {', '.join(_READERS)} files are.")
     if streaming:
         return rows.read(path, streaming)
-    try:
-        return _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
-    except ValueError:  # where it is broken, a row may be to blame
-        return rows.read(path, streaming)
+    with suppress(ValueError):  # where it is broken, a row may be to blame
+        found: Dataset = _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
+        if not any(kind in str(found.features) for kind in _NO_TEXT):
+            return found
+    return rows.read(path, streaming)
 
 
 def _read(name: str, load_rows: Callable[[], Any]) -> Any:

@@ -37,6 +37,8 @@ def inputs(stages: Sequence[Stage], tokenizer: Path) -> Inputs:
     set_chat_template(own, config)
     check_padding(own, config)
     data = corpus.load(recipe, config, own)
+    if config.eval_steps and data.windows(config.max_length or student.config.max_position_embeddings) is None:
+        raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
     return Inputs(student, own, data, Steps.of(recipe, config, data.train))
 
 

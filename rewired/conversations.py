@@ -13,27 +13,38 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 def read_row(row: Any, where: str) -> Document:
     """A row with `text`, `messages`, `conversations` (as ShareGPT), or `instruction` and `output` (as Alpaca).
 
-    Raises ValueError, which says `where`, for another shape.
+    A `system` beside turns is the first of them. Raises ValueError, which says `where`, for another
+    shape.
     """
     try:
         if isinstance(row, str):
             return row
-        if row.get("text") is not None:
+        if row.get("text"):
             return _words(row["text"])
-        if row.get("messages") is not None:
-            return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
-        if row.get("conversations") is not None:
-            turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
-            return [
-                {"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns
-            ]
-        question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
-        return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
+        turns = _turns(row)
+        if turns is None:
+            return _words(row["text"])
+        if row.get("system") and [turn["role"] for turn in turns[:1]] != ["system"]:
+            turns = [{"role": "system", "content": _words(row["system"])}, *turns]
+        return turns
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
             "`instruction` and `output`."
         ) from None
+
+
+def _turns(row: Any) -> Conversation | None:
+    """None where the row can only be a text."""
+    if row.get("messages") is not None:
+        return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
+    if row.get("conversations") is not None:
+        turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
+        return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns]
+    if row.get("text") is not None and row.get("instruction") is None:
+        return None
+    question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
 
 
 def _words(content: Any) -> str:

@@ -44,9 +44,14 @@ def test_every_shape_of_row_is_read(tmp_path: Path) -> None:
         "alpaca": {"instruction": "q", "input": "", "output": "a"},
     }
     expected = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+    shapes["an empty text beside"] = shapes["messages"] | {"text": ""}
     for name, row in shapes.items():
         assert texts(load(str(write_rows(tmp_path / f"{name}.jsonl", [row])))) == [expected], name
     assert texts(load(str(write_rows(tmp_path / "text.jsonl", [{"text": "plain"}])))) == ["plain</s>"]
+    for name in ("messages", "sharegpt", "alpaca"):
+        row = shapes[name] | {"system": "Be kind."}
+        (told,) = texts(load(str(write_rows(tmp_path / f"system-{name}.jsonl", [row]))))
+        assert told == f"<|im_start|>system\nBe kind.<|im_end|>\n{expected}", name
 
 
 def test_parquet_and_folders_are_read(tmp_path: Path) -> None:
@@ -279,6 +284,22 @@ def test_rows_that_are_cut_before_the_answer_are_left_out(tmp_path: Path) -> Non
     assert len(found.train) == 1 and "in 1 of them nothing to learn is left" in found.notes[0]
     with pytest.raises(ValueError, match=r"No row can be trained on.*nothing to learn"):
         load(path, longest=20)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_a_row_with_nothing_to_predict_is_left_out(streaming: bool, tmp_path: Path) -> None:
+    """Nothing predicts the first token."""
+    path = str(write_rows(tmp_path / "rows.jsonl", [{"text": "abc"}, {"text": "d"}]))
+    with pytest.raises(ValueError, match=r"in 2 of them nothing to learn is left"):
+        load(path, longest=1, streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_answers_that_are_dates_are_text(streaming: bool, tmp_path: Path) -> None:
+    """Of which datasets makes dates, where all are alike."""
+    rows = [{"instruction": f"When {number}?", "output": f"1969-07-{number + 10}"} for number in range(8)]
+    found = sorted(texts(load(str(write_rows(tmp_path / "rows.jsonl", rows)), streaming=streaming)))
+    assert [text.split("assistant\n")[1][:10] for text in found] == [f"1969-07-{number + 10}" for number in range(8)]
 
 
 def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
