@@ -27,17 +27,21 @@ RECORD = "adapted"  # the config's key for what a training leaves
 
 @dataclass(frozen=True)
 class Start:
-    """The student's `folder`; the `original` of it, from whose weights those of the layers in `changed` differ.
+    """The student's `folder`, and what a config says of its original, the `base`: name, revision, its files' SHA-256.
 
-    `base` is what a config says of the original: its name, revision, and its files' SHA-256. With `ends_changed`,
-    embedding, last norm and head may differ as well.
+    The layers in `changed` have other weights than the original's; with `ends_changed`, embedding, last norm and head
+    may have others as well.
     """
 
     folder: Path
-    original: Path
     base: dict[str, Any]
     changed: tuple[int, ...] = ()
     ends_changed: bool = False
+
+    @property
+    def original(self) -> Path:
+        """Its folder. Raises ValueError where it is not there any more."""
+        return base.find(self.base, self.folder) if self.changed or self.ends_changed else self.folder
 
 
 def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
@@ -48,7 +52,9 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     if recipe.wiring is None:
         folder = checkpoint_folder(recipe.model)
     elif not (folder / "config.json").is_file():
-        convert(recipe.model, folder, request(recipe), on_layer=on_layer)
+        with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+            wanted = _request(recipe, Checkpoint.open(find_source(recipe.model).preview(Path(scratch))))
+        convert(recipe.model, folder, wanted, on_layer=on_layer)
     return _opened(folder, recipe.model)
 
 
@@ -80,14 +86,14 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
         if first.wiring is None:
             _check_rewired(checkpoint.folder, checkpoint.config)
         else:
-            plan = convert(first.model, Path(scratch) / "start", request(first), dry_run=True).plan
+            plan = convert(first.model, Path(scratch) / "start", _request(first, checkpoint), dry_run=True).plan
             checkpoint = _rewired(checkpoint, plan)
     for number, recipe in enumerate(others, start=1):
         trained = {RECORD: {"base": {"name": first.model}}}
         made = Path(f"What stage {number} makes")
         checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
         if recipe.wiring is not None:
-            plan = make_plan(checkpoint, replace(request(recipe), refit=None))
+            plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None))
             gains = gain_names(checkpoint.regions, checkpoint.shape)
             check_gains(checkpoint, gains, plan.regions, plan.tp_shards)
             checkpoint = _rewired(checkpoint, plan)
@@ -102,9 +108,11 @@ def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     return replace(checkpoint, config=config, regions=plan.regions)
 
 
-def request(recipe: Recipe) -> Request:
-    """The conversion that `recipe` asks for."""
+def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
+    """The conversion that `recipe` asks for. Weights that were trained or refitted before stay so by default."""
     text = recipe.refit_text
+    if recipe.refit is None and checkpoint.config.keys() & {RECORD, "refit"}:
+        text = None
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
     return Request(recipe.wiring or [], recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
 
@@ -114,12 +122,11 @@ def _opened(folder: Path, model: str) -> Start:
     config = Checkpoint.open(folder).config
     _check_rewired(folder, config)
     if trained := config.get(RECORD):
-        original = base.find(trained["base"], folder)
-        return Start(folder, original, trained["base"], tuple(trained["layers"]), trained["ends"])
+        return Start(folder, trained["base"], tuple(trained["layers"]), trained["ends"])
     if refitted := config.get("refit"):
         changed = rewired_layers(RewiredLlamaConfig.from_pretrained(folder))
-        return Start(folder, base.find(refitted["base"], folder), refitted["base"], tuple(changed))
-    return Start(folder, folder, base.record(find_source(model), checkpoint_folder(model)))
+        return Start(folder, refitted["base"], tuple(changed))
+    return Start(folder, base.record(find_source(model), checkpoint_folder(model)))
 
 
 def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:

@@ -256,6 +256,29 @@ def test_a_refitted_start_learns_from_its_base(keys: dict[str, Any], rows: Path,
     check_names(card)
 
 
+def test_a_trained_model_is_rewired_further_and_not_refitted(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """Its weights are no more what a refit fits."""
+    first = train(tmp_path / "r.yaml", **keys | {"max_steps": 1})
+    more = {"model": str(first), "wiring": [{"layers": "1-2", "preset": "ladder"}], "refit": None}
+    again = train(tmp_path / "r.yaml", **keys | more | {"output_dir": str(tmp_path / "again")})
+    config = json.loads((again / "config.json").read_text())
+    assert "refit" not in config and original_of(again) == str(dense.resolve())
+    assert [entry["layers"] for entry in config["wiring"] if entry["preset"] == "ladder"] == ["1-2", "2-4"]
+
+
+def test_an_original_that_is_gone_is_missed_only_where_it_teaches(
+    keys: dict[str, Any], dense: Path, tmp_path: Path
+) -> None:
+    original = shutil.copytree(dense, tmp_path / "original")
+    made = train(tmp_path / "r.yaml", **keys | {"model": str(original), "max_steps": 1})
+    shutil.rmtree(original)
+    sft = keys | {"model": str(made), "wiring": None, "ce_weight": 1.0, "kd_weight": 0.0}
+    train(tmp_path / "r.yaml", **sft | {"output_dir": str(tmp_path / "alone")})
+    for taught in ({"kd_weight": 1.0}, {"eval_steps": 2}):
+        with pytest.raises(ValueError, match="original, which is needed as its original"):
+            train(tmp_path / "r.yaml", **sft | taught | {"output_dir": str(tmp_path / "taught")})
+
+
 def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str, Any], tmp_path: Path) -> None:
     """The first step has a learning rate of 0, the second takes the weights beyond all numbers, the third sees it."""
     keys |= {"max_steps": 9, "save_steps": 1, "optim": "sgd", "learning_rate": 1e38, "warmup_steps": 2}
@@ -312,6 +335,7 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
         ({"train": "norms_and_gains", "wiring": DENSE}, "trains nothing"),
         ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
+        ({"eval_steps": 1, "held_out": 1, "max_length": 1, "assistant_only_loss": False}, "No row can be trained on"),
         ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
