@@ -14,7 +14,7 @@ import torch
 
 from tests.convert.checkpoints import run
 
-from .world import LADDER, logged, make_chat, train, weights, write_recipe
+from .world import LADDER, conversations, logged, make_chat, train, weights, write_recipe, write_rows
 
 STEPS, ROWS = 50, 4
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
@@ -128,4 +128,19 @@ def test_ranks_that_hold_parts_of_a_layers_gains_align_it_as_one_process_does(
     changes = {"per_device_train_batch_size": ROWS // 2, "output_dir": str(shared), "fsdp_size": 2}
     launch("torchrun", 2, write_recipe(tmp_path / "r.yaml", **keys | changes))
     for name in ("loss", "hidden", "num_tokens"):
+        assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
+
+
+@pytest.mark.slow
+def test_ranks_share_a_stream_as_one_process_reads_it(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Of two files, as many as there are ranks, of which one is small."""
+    (tmp_path / "rows").mkdir()
+    write_rows(tmp_path / "rows" / "big.jsonl", conversations(40))
+    write_rows(tmp_path / "rows" / "small.jsonl", conversations(3))
+    keys = keys | {"datasets": [str(tmp_path / "rows")], "streaming": True, "max_steps": 12, "logging_steps": 1}
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": ROWS, "output_dir": str(alone)})
+    changes = {"per_device_train_batch_size": ROWS // 2, "output_dir": str(shared)}
+    launch("torchrun", 2, write_recipe(tmp_path / "r.yaml", **keys | changes))
+    for name in ("loss", "kd", "num_tokens"):
         assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
