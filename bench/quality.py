@@ -3,8 +3,9 @@
 .venv/bin/python bench/quality.py             # every wiring below
 .venv/bin/python bench/quality.py ladder-15   # only those whose names begin so
 .venv/bin/python bench/quality.py --model small-llama   # of another model than SmolLM2 (bench/small_llama.py)
+.venv/bin/python bench/quality.py --whole ladder-peek-0-30   # on all text of the packaged mix that no fit has seen
 
-What results/quality/measured.jsonl (or measured-small-llama.jsonl) has of the refit as it is now is kept.
+What results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) has of the refit as it is now is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import mix
+from rewired.convert.refit.documents import KEPT_BACK, mix
 from rewired.convert.refit.run import RECIPE
 from rewired.convert.refit.windows import Cutter
 from rewired.convert.select import wirings as select_wirings
@@ -36,6 +37,7 @@ from rewired.evaluate.divergence import Divergence, divergence
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"
 KINDS = ("prose", "chat", "code")
+FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
 WIRINGS: dict[str, dict[str, Any]] = select_wirings.WIRINGS | {
@@ -57,17 +59,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
     parser.add_argument("--model", default=MODEL, help="a checkpoint; another one's rows go to a file of their own")
+    parser.add_argument("--whole", action="store_true", help="on each file, as far as it is kept back from fits")
     args = parser.parse_args()
     logging.disable_progress_bar()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    result = FOLDER / ("measured.jsonl" if args.model == MODEL else f"measured-{Path(args.model).name}.jsonl")
+    name = "whole" if args.whole else "measured"
+    result = FOLDER / (f"{name}.jsonl" if args.model == MODEL else f"{name}-{Path(args.model).name}.jsonl")
     rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
-    known = {_name(row) for row in rows if is_current(row)}
+    windows = "all" if args.whole else WINDOWS
+    known = {_name(row) for row in rows if is_current(row, windows)}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
         source = convert(args.model, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
-        texts = held_out(source)
+        texts = kept_back(source) if args.whole else held_out(source)
         for row in _rows(AutoConfig.from_pretrained(source).num_hidden_layers):
             if _name(row) not in known and _name(row).startswith(tuple(args.names)):
+                row["windows"] = windows
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     _measure(row, source, Path(folder) / "model", texts)
                 with result.open("a") as file:
@@ -84,9 +90,9 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
                     yield {"wiring": wiring, "layers": region, "fit": fit}
 
 
-def is_current(row: dict[str, Any]) -> bool:
+def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
     """Whether the row is what would be measured now."""
-    return row["windows"] == WINDOWS and (row["fit"] == "converted" or row["recipe"] == RECIPE)
+    return row["windows"] == windows and (row["fit"] == "converted" or row["recipe"] == RECIPE)
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -100,7 +106,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
-    row["recipe"], row["windows"] = RECIPE if done.refit else 0, WINDOWS
+    row["recipe"] = RECIPE if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
     print(_name(row), {name: round(found["kl"], 3) for name, found in row["on"].items()}, flush=True)
@@ -140,6 +146,15 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
         return torch.stack([w for kind in kinds for w in Cutter(tokenizer).in_order(kind, WINDOWS // len(kinds))])
 
     return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
+
+
+def kept_back(source: Path) -> dict[str, torch.Tensor]:
+    """All windows of each file of the packaged mix that no calibration reaches."""
+    cutter = Cutter(AutoTokenizer.from_pretrained(source))
+    return {
+        name: torch.stack(cutter.in_order(documents[-(len(documents) // KEPT_BACK) :], len(documents)))
+        for name, documents in zip(FILES, mix(), strict=True)
+    }
 
 
 def told(found: Divergence) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""results/quality: measured.jsonl as a table and, with selected.jsonl, as the picture frontier.png; other tables.
+"""results/quality: measured.jsonl as a table and, with selected.jsonl, as the picture frontier.png; the other tables.
 
 .venv/bin/python bench/quality_report.py
 """
@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import KINDS, WINDOWS, is_current
+from quality import FILES, KINDS, WINDOWS, is_current
 
 from rewired.convert.refit.run import RECIPE
 
@@ -24,6 +24,8 @@ def main() -> None:
     measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
     for path in FOLDER.glob("measured*.jsonl"):
         path.with_suffix(".md").write_text(table(_read(path)))
+    for path in FOLDER.glob("whole*.jsonl"):
+        path.with_suffix(".md").write_text(whole_table(_read(path)))
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
     selected = [row for row in selected if row[-1] == RECIPE]
@@ -87,6 +89,18 @@ def table(rows: list[dict[str, Any]]) -> str:
             *perplexities,
             f"{row['passes']:g}",
         ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def whole_table(rows: list[dict[str, Any]]) -> str:
+    """KL on every file of the packaged mix, as far as it is kept back; and the tokens of that."""
+    on = rows[-1]["on"]
+    names = " | ".join(f"{name} ({on[name]['tokens']:,} tokens)" for name in FILES)
+    lines = [f"| layers | wiring | waited for | weights | {names} |", f"|{'---|' * (4 + len(FILES))}"]
+    for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
+        kls = [f"{row['on'][name]['kl']:.3f} ± {row['on'][name]['kl_standard_error']:.3f}" for name in FILES]
+        cells = [row["layers"], row["wiring"], str(row["exposed"]), row["fit"], *kls]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -31,14 +31,14 @@ _FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo
 
 _MOST_DOCUMENTS = 10_000  # taken of a file or of a dataset, which may have no end
 _MOST_CHARACTERS = 1 << 26  # of a text file
-_KEPT_BACK = 5  # one document of so many of the packaged mix
+KEPT_BACK = 5  # one document of so many of the packaged mix
 _ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 
 
 def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
     if text == MIX:
-        return [documents[: len(documents) - len(documents) // _KEPT_BACK] for documents in mix()]
+        return [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
