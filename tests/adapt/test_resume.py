@@ -83,7 +83,13 @@ def test_what_a_training_tells_may_change(keys: dict[str, Any], tmp_path: Path) 
     expected = weights(made)
     for lost in ("final", "checkpoint-4"):
         shutil.rmtree(tmp_path / "out" / lost)
-    told = {"run_name": "again", "logging_steps": 3, "log_level": "info", "save_steps": 4, "dataloader_num_workers": 1}
+    told = {
+        "run_name": "again",
+        "logging_steps": 3,
+        "logging_first_step": True,
+        "save_steps": 4,
+        "dataloader_num_workers": 1,
+    }
     found = weights(train(tmp_path / "r.yaml", resume=True, **keys | told))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
