@@ -55,9 +55,11 @@ def selected_table(rows: list[list[Any]]) -> str:
 def variants_table(rows: list[list[Any]]) -> str:
     """KL of every variant, side by side for the layers that it was tried on."""
     lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, layers, tokens, found, *_ in sorted(rows, key=lambda row: row[1]):
+    newest = {(row[0], row[1]): row for row in rows}.values()
+    for name, layers, tokens, found, recipe, _ in sorted(newest, key=lambda row: row[1]):
+        mark = "" if recipe == RECIPE else f" (recipe {recipe})"
         kls = [f"{found[kind]['kl']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([layers, name, f'{tokens:,}', *kls])} |")
+        lines.append(f"| {' | '.join([layers, name + mark, f'{tokens:,}', *kls])} |")
     return "\n".join(lines) + "\n"
 
 
