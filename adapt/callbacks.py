@@ -32,11 +32,7 @@ class LogBeforeSaving(TrainerCallback):
         """Whatever made the checkpoint due."""
         control.should_log |= control.should_save
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
-        """As above."""
-        control.should_log |= control.should_save
+    on_epoch_end = on_step_end
 
 
 class StopWhenDiverged(TrainerCallback):

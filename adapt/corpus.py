@@ -41,7 +41,6 @@ class Corpus:
     held_out: Dataset | None
     notes: list[str]
     tallies: Sequence[Tally] = ()  # of what is streamed
-    stamps: Sequence[str] = ()  # of files that are
 
     def endless(self) -> Dataset | IterableDataset:
         """What is trained on; a stream begins anew when it ends, in the same epoch to transformers: it goes on with one
@@ -64,7 +63,9 @@ class Corpus:
         """Of what is held out, and of rows here and there or, of streamed files, their ends: the same data in the same
         order."""
         held_out = self.held_out and self.held_out["input_ids"][:]
-        found = hashlib.sha256("".join([repr(held_out), *self.stamps]).encode())
+        files = (Path(tally.name) for tally in self.tallies)
+        stamps = (stamp(file) for file in files if file.is_file())
+        found = hashlib.sha256("".join([repr(held_out), *stamps]).encode())
         if isinstance(self.train, Dataset):
             places = range(0, len(self.train), max(1, len(self.train) // _LOOKED_AT))
             found.update(repr((len(self.train), self.train.select(places)["input_ids"][:])).encode())
@@ -83,28 +84,9 @@ class Corpus:
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     """Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number."""
     encoder = Encoder.of(tokenizer, config.assistant_only_loss)
-    parts, held_out = [], list[Any]()
-    notes, tallies, stamps = list[str](), list[Tally](), list[str]()
-    for number, source in enumerate(recipe.mix):
-        files = data.load(source, recipe.streaming)
-        encoded = []
-        for name, rows in files:
-            encode = partial(_encode_row, form=_FORM, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
-            if isinstance(rows, IterableDataset):
-                tallies.append(Tally(name, config.max_length))
-                stamps += [stamp(Path(name))] if Path(name).is_file() else []
-                encoded.append(_streamed(rows, encode, tallies[-1], cuts=not config.packing))
-            else:
-                encoded.append(_encoded(rows, encode, name, config, notes))
-        rows = data.mix(encoded, [None] * len(encoded), config.seed)
-        share = (recipe.held_out + number) // len(recipe.mix)  # of each dataset alike, and all together
-        if isinstance(rows, Dataset) and len(rows) <= share:
-            raise ValueError(
-                f"{source.path} has only {len(rows)} rows, and the first {share} are held out to judge: give more "
-                "data, or a smaller held_out."
-            )
-        held_out += list(rows.take(share))
-        parts.append(rows)  # those that are held out are left out below, wherever they stand
+    notes, tallies = list[str](), list[Tally]()
+    parts = [_read(source, recipe, config, encoder, notes, tallies) for source in recipe.mix]
+    held_out = _first_rows(recipe, parts)  # left out of what is trained on wherever they stand
     known = frozenset(tuple(row["input_ids"]) for row in held_out)
     is_new = partial(_is_new, known)
     workers: dict[str, Any] = {} if recipe.streaming else {"num_proc": config.dataset_num_proc}
@@ -118,7 +100,41 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
     if isinstance(rows, IterableDataset):
         rows = rows.shuffle(config.seed, buffer_size=_SHUFFLED)
-    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies, stamps)
+    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, tallies)
+
+
+def _read(
+    source: data.Source,
+    recipe: Recipe,
+    config: SFTConfig,
+    encoder: Encoder,
+    notes: list[str],
+    tallies: list[Tally],
+) -> Dataset | IterableDataset:
+    """The rows of a dataset as tokens and labels; what is to be known of its files goes to `notes` and `tallies`."""
+    encoded = list[Any]()
+    for name, rows in data.load(source, recipe.streaming):
+        encode = partial(_encode_row, form=_FORM, name=name, source=source, encoder=encoder, skips=recipe.skip_bad)
+        if isinstance(rows, IterableDataset):
+            tallies.append(Tally(name, config.max_length))
+            encoded.append(_streamed(rows, encode, tallies[-1], cuts=not config.packing))
+        else:
+            encoded.append(_encoded(rows, encode, name, config, notes))
+    return data.mix(encoded, [None] * len(encoded), config.seed)
+
+
+def _first_rows(recipe: Recipe, parts: Sequence[Dataset | IterableDataset]) -> list[Any]:
+    """What is held out: of each dataset alike, and so many in all. Raises ValueError where no others are left."""
+    found = list[Any]()
+    for number, (source, rows) in enumerate(zip(recipe.mix, parts, strict=True)):
+        share = (recipe.held_out + number) // len(parts)
+        if isinstance(rows, Dataset) and len(rows) <= share:
+            raise ValueError(
+                f"{source.path} has only {len(rows)} rows, and the first {share} are held out to judge: give more "
+                "data, or a smaller held_out."
+            )
+        found += list(rows.take(share))
+    return found
 
 
 def _check_streams(parts: Sequence[IterableDataset], tallies: Sequence[Tally]) -> None:
@@ -192,9 +208,8 @@ def _encode_row(
             raise ValueError(f"{error} Mend it, or leave such rows out by skip_bad: true.") from None
         return nothing | {"problem": str(error)}
     labels, length = encoded["labels"], len(encoded["input_ids"])
-    first = next(
-        (place for place in range(1, length) if labels[place] != IGNORED), length
-    )  # nothing predicts the first
+    learnt = (place for place in range(1, length) if labels[place] != IGNORED)  # nothing predicts the first token
+    first = next(learnt, length)
     return encoded | {"length": length, "first": first, "problem": ""}
 
 

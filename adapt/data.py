@@ -99,7 +99,7 @@ def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
         return rows.read(path, streaming)
     with suppress(ValueError):  # where it is broken, a row may be to blame
         found: Dataset = _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
-        if not any(kind in str(found.features) for kind in _NO_TEXT):
+        if reader != "json" or not any(kind in str(found.features) for kind in _NO_TEXT):
             return found
     return rows.read(path, streaming)
 

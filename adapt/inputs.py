@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers import AutoTokenizer
 from transformers.integrations import get_reporting_integration_callbacks
 
@@ -19,11 +20,12 @@ from .tokens import check_padding, set_chat_template
 
 
 class Inputs(NamedTuple):
-    """`student` has no weights."""
+    """`student` has no weights; `windows` [W, T] are what `eval_steps` measures on, None without it."""
 
     student: RewiredLlamaForCausalLM
     tokenizer: Any
     data: corpus.Corpus
+    windows: torch.Tensor | None
     steps: Steps
 
 
@@ -37,9 +39,11 @@ def inputs(stages: Sequence[Stage], tokenizer: Path) -> Inputs:
     set_chat_template(own, config)
     check_padding(own, config)
     data = corpus.load(recipe, config, own)
-    if config.eval_steps and data.windows(config.max_length or student.config.max_position_embeddings) is None:
+    longest = config.max_length or student.config.max_position_embeddings
+    windows = data.windows(longest) if config.eval_steps else None
+    if config.eval_steps and windows is None:
         raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
-    return Inputs(student, own, data, Steps.of(recipe, config, data.train))
+    return Inputs(student, own, data, windows, Steps.of(recipe, config, data.train))
 
 
 def _check_attention(student: Any, config: Any) -> None:

@@ -140,10 +140,13 @@ class Recipe:
 
     @property
     def losses(self) -> list[str]:
-        """The names of those that are measured where it distills."""
-        if not self.distills or self.align:
-            return ["hidden"] * self.align
-        return ["ce", *["kd"] * (self.kd_weight > 0), *["hidden"] * (self.hidden_weight > 0)]
+        """The names of those that are measured where it distills; cross-entropy always is, unless layers align."""
+        if self.align:
+            return ["hidden"]
+        if not self.distills:
+            return []
+        weights = {"ce": 1.0, "kd": self.kd_weight, "hidden": self.hidden_weight}
+        return [name for name, weight in weights.items() if weight]
 
     @property
     def mix(self) -> list[Source]:

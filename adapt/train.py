@@ -21,11 +21,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sources import checkpoint_folder
 
-from . import begun, corpus
+from . import begun
 from .alignment import add_alignment
 from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
-from .inputs import inputs
+from .inputs import Inputs, inputs
 from .lora import add_lora
 from .losses import TokenLoss
 from .recipe import LORA, NO_REFIT, Recipe, Stage
@@ -61,9 +61,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     with state.main_process_first():  # whatever can be wrong is read before hours of work
         given = {number: inputs(stages[: number + 1], checkpoint_folder(stages[0].recipe.model)) for number in todo}
     for number in todo:
-        tokenizer, data = given[number].tokenizer, given[number].data
-        with begun.training(runs[number], folders[number], len(stages), data.fingerprint):
-            _run(runs[number], folders[number], made[number], tokenizer, data, on_layer)
+        with begun.training(runs[number], folders[number], len(stages), given[number].data.fingerprint):
+            _run(runs[number], folders[number], made[number], given[number], on_layer)
         state.wait_for_everyone()
         _free_memory()
     return made[-1]
@@ -88,16 +87,14 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
         )
 
 
-def _run(
-    stage: Stage, folder: Path, made: Path, tokenizer: Any, data: corpus.Corpus, on_layer: Callable[..., None]
-) -> None:
-    recipe, config, state = stage.recipe, stage.config, PartialState()
+def _run(stage: Stage, folder: Path, made: Path, given: Inputs, on_layer: Callable[..., None]) -> None:
+    recipe, data, state = stage.recipe, given.data, PartialState()
     for note in data.notes:
         state.print(note)
     with state.main_process_first():
         start = prepare(recipe, folder / "start", on_layer)
     last = get_last_checkpoint(folder)
-    trainer = make_trainer(recipe, config, folder, start, tokenizer, data, last)
+    trainer = make_trainer(recipe, stage.config, folder, start, given, last)
     _train(trainer, last, folder)
     for note in data.streamed():
         state.print(note)
@@ -134,8 +131,7 @@ def make_trainer(
     config: Any,
     folder: Path,
     start: Start,
-    tokenizer: Any,
-    data: corpus.Corpus,
+    given: Inputs,
     checkpoint: str | None = None,
 ) -> AdaptTrainer:
     """All that a training needs, put together, to begin or to go on from `checkpoint`."""
@@ -146,15 +142,14 @@ def make_trainer(
     model = load_model(recipe, config, Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder)
     student = _bare(model)
     layers = rewired_layers(student.config)
-    windows = data.windows(config.max_length or student.config.max_position_embeddings)
-    every = int(config.eval_steps or 0)
-    teacher = make_teacher(model, recipe, config, start) if recipe.distills or (every and windows is not None) else None
+    windows = given.windows
+    teacher = make_teacher(model, recipe, config, start) if recipe.distills or windows is not None else None
     callbacks: list[TrainerCallback] = [LogBeforeSaving(), StopWhenDiverged()]
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=config,
-        train_dataset=data.endless(),
-        processing_class=tokenizer,
+        train_dataset=given.data.endless(),
+        processing_class=given.tokenizer,
         callbacks=callbacks,
         losses=recipe.losses,
     )
@@ -164,8 +159,8 @@ def make_trainer(
             add_alignment(student, teacher, layers)
         else:
             add_losses(student, teacher, loss, recipe.hidden_weight, layers)
-        if every and windows is not None:
-            trainer.add_callback(MeasureDivergence(windows, every, partial(Trainer.log, trainer)))
+        if windows is not None:
+            trainer.add_callback(MeasureDivergence(windows, int(config.eval_steps), partial(Trainer.log, trainer)))
     return trainer
 
 

@@ -62,9 +62,8 @@ class AdaptTrainer(SFTTrainer):
         """For the log: the losses, and the tokens that the model has read."""
         if not losses.total.requires_grad:  # nothing is learnt of it
             return
-        read = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].new_tensor(0)
-        if "attention_mask" not in inputs:
-            read = read + inputs["input_ids"].numel()
+        ids = inputs["input_ids"]
+        read = inputs["attention_mask"].sum() if "attention_mask" in inputs else ids.new_tensor(ids.numel())
         counts = torch.stack([part.detach().float() for part in (*losses, read)])
         *sums, seen = self.accelerator.reduce(counts).tolist()
         for name, value in zip(Losses._fields, sums, strict=True):
@@ -114,9 +113,9 @@ class AdaptTrainer(SFTTrainer):
         """Adds how many tokens a second were trained on since the last time, and the losses a token."""
         if "loss" in logs:
             if self.losses:
-                tokens = max(self._sums["tokens"], 1)
-                logs["loss"] = self._sums["total"] / tokens
-                logs |= {name: self._sums[name] / tokens for name in self.losses}
+                learnt = max(self._sums["tokens"], 1)
+                logs["loss"] = self._sums["total"] / learnt
+                logs |= {name: self._sums[name] / learnt for name in self.losses}
                 self._sums = dict.fromkeys(Losses._fields, 0.0)
             before, tokens = self._logged
             self._logged = (time.perf_counter(), self._total_train_tokens)

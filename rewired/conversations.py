@@ -13,8 +13,7 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 def read_row(row: Any, where: str) -> Document:
     """A row with `text`, `messages`, `conversations` (as ShareGPT), or `instruction` and `output` (as Alpaca).
 
-    A `system` beside turns is the first of them. Raises ValueError, which says `where`, for another
-    shape.
+    A `system` beside turns is the first of them. Raises ValueError, which says `where`, for another shape.
     """
     try:
         if isinstance(row, str):
