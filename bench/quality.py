@@ -81,13 +81,13 @@ def main() -> None:
 
 
 def _rows(layers: int) -> Iterator[dict[str, Any]]:
-    """Of the upper half of so many layers, and of all."""
+    """Of the last quarter, half and three quarters of so many layers, and of all."""
     for fit in FITS:
-        for region in (f"{layers // 2}-{layers}", f"0-{layers}"):
+        for quarters in (2, 4, 1, 3):
             for wiring, entry in WIRINGS.items():
                 peeks = entry.get("peek") or entry["preset"] in ("desync", "partial")
                 if peeks or "calibrate" not in fit:
-                    yield {"wiring": wiring, "layers": region, "fit": fit}
+                    yield {"wiring": wiring, "layers": f"{layers - round(layers * quarters / 4)}-{layers}", "fit": fit}
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,37 +117,40 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for; hollow before a refit, filled after it (of
-    64 k tokens where that was measured, else of 32 k)."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
-    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(row["wiring"] for row in rows))}
+    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, over counts of layers."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
+    colours = {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
     for kind, axis in zip(("prose", "chat"), axes, strict=True):
-        for wiring, layers in dict.fromkeys((row["wiring"], row["layers"]) for row in rows):
-            own = [row for row in rows if (row["wiring"], row["layers"]) == (wiring, layers)]
-            kls = {row["fit"]: row["on"][kind]["kl"] for row in own}
-            colour, best = colours[wiring], "refit 64k" if "refit 64k" in kls else "refit 32k"
-            points = [(kls[fit], face) for fit, face in (("converted", "white"), (best, colour)) if fit in kls]
-            axis.plot([own[0]["exposed"]] * len(points), [kl for kl, _ in points], "-", color=colour, linewidth=0.8)
-            for kl, face in points:
-                axis.plot(own[0]["exposed"], kl, "o", color=colour, markerfacecolor=face)
-        chosen = sorted(
-            (row[3], row[5][kind]["kl"]) for row in selected if row[0].startswith("ladder") and row[1] == "chosen"
-        )
-        if chosen:
-            axis.plot(*zip(*chosen, strict=True), "D--", color=colours["ladder"], linewidth=0.8, markersize=5)
+        for wiring, colour in colours.items():
+            own = [row for row in rows if row["wiring"] == wiring]
+            before, after = _line(own, kind, ("converted",)), _line(own, kind, ("refit 64k", "refit 32k"))
+            axis.plot(*before, "o:", color=colour, markerfacecolor="white", markersize=4, linewidth=0.7, alpha=0.6)
+            axis.plot(*after, "o-", color=colour, label=wiring)
+        for asked, colour in (("ladder", colours["ladder"]), ("spd", colours["desync-2x"]), ("mix", "black")):
+            chosen = [row for row in selected if row[0].startswith(asked) and row[1] == "chosen"]
+            points = sorted((row[3], row[5][kind]["kl"]) for row in chosen)
+            exposed, kls = [x for x, _ in points], [y for _, y in points]
+            axis.plot(exposed, kls, "D--", color=colour, markersize=5, linewidth=1)
         axis.set(yscale="log", title=kind, xlabel="all-reduces that a token waits for (original: 60)")
     axes[0].set_ylabel("KL(original || rewired), nats a token")
-    for name, colour in colours.items():
-        axes[0].plot([], [], "o", color=colour, label=name)
-    for label, marker, face in (
-        ("converted", "o", "white"),
-        ("refitted", "o", "grey"),
-        ("refitted, layers chosen", "D", "grey"),
+    for label, style, colour in (
+        ("as converted", "o:", "grey"),
+        ("refitted", "o-", "grey"),
+        ("refitted, layers chosen", "D--", "grey"),
+        ("... and wirings, too", "D--", "black"),
     ):
-        axes[0].plot([], [], marker, color="grey", markerfacecolor=face, label=label)
+        face = "white" if label == "as converted" else colour
+        axes[0].plot([], [], style, color=colour, markerfacecolor=face, markersize=5, label=label)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.85, 1))
+    figure.tight_layout(rect=(0, 0, 0.84, 1))
     figure.savefig(path, dpi=120, metadata={"Software": ""})
+
+
+def _line(rows: list[dict[str, Any]], kind: str, fits: Sequence[str]) -> tuple[list[int], list[float]]:
+    """All-reduces and KL, by the first of `fits` that was measured of each count of layers, fewest layers first."""
+    found = {row["layers"]: row for fit in reversed(fits) for row in rows if row["fit"] == fit}
+    ordered = sorted(found.values(), key=lambda row: int(row["layers"].split("-")[0]), reverse=True)
+    return [row["exposed"] for row in ordered], [row["on"][kind]["kl"] for row in ordered]
 
 
 if __name__ == "__main__":
