@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,10 @@ _COPIED = (*COMPANION_FILES, "*.py")  # of the start; an output_dir may lie in i
 
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
     """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
+    config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
     layers, ends = _changed(model, start)
-    if isinstance(model, PeftModel):
-        model = model.merge_and_unload()
-    config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
-    kept = {}
-    for name, tensor in model.state_dict().items():
-        if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
-            whole = _whole(tensor)
-            if trainer.is_world_process_zero():
-                kept[name] = whole.to("cpu", dtype, copy=True).contiguous()
+    tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
@@ -53,31 +45,47 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         "steps": trainer.state.global_step,
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),
     }
+    told = card(
+        start.folder,
+        _trained(stage.recipe.model),
+        made.parent.name,
+        _called(start.base["name"]),
+        stage.given,
+        history,
+        config[RECORD],
+        notes,
+    )
     with staged_folder(made) as staging:
-        for path in (path for pattern in _COPIED for path in start.folder.glob(pattern)):
-            copy = staging / path.relative_to(start.folder)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, copy)
+        _copy(start.folder, staging)
         if stage.given.get("chat_template_path"):
             template = trainer.processing_class.chat_template
             (staging / "chat_template.jinja").write_text(template, encoding="utf-8")
-        save_torch_state_dict(kept, staging)
+        save_torch_state_dict(tensors, staging)
         (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
         curves(history, staging / "curves.png")
-        (staging / "README.md").write_text(
-            card(
-                start.folder,
-                _trained(stage.recipe.model),
-                made.parent.name,
-                _called(start.base["name"]),
-                stage.given,
-                history,
-                config[RECORD],
-                notes,
-            ),
-            encoding="utf-8",
-        )
+        (staging / "README.md").write_text(told, encoding="utf-8")
+
+
+def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What is to be written, on the first rank; all ranks have to take part."""
+    if isinstance(model, PeftModel):
+        model = model.merge_and_unload()
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if trainer.is_world_process_zero():
+                found[name] = whole.to("cpu", dtype, copy=True).contiguous()
+    return found
+
+
+def _copy(start: Path, folder: Path) -> None:
+    for path in (path for pattern in _COPIED for path in start.glob(pattern)):
+        copy = folder / path.relative_to(start)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def _called(name: str) -> str:
@@ -97,8 +105,3 @@ def _changed(model: Any, start: Start) -> tuple[list[int], bool]:
     numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
     layers = {int(number[1]) for number in numbers if number}
     return sorted(layers | set(start.changed)), start.ends_changed or None in numbers
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """On every rank, what they hold together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
