@@ -108,7 +108,7 @@ class Steps:
             self._arguments(),
             train_dataset=self.rows,
             processing_class=self.tokenizer,
-            distills=distills,
+            losses=["ce", "kd"] if distills else [],
         )
         if distills:
             teacher = beside(model, self.wired[name])
