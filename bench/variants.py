@@ -137,6 +137,20 @@ def fit_with_a_bias(half: Half, hidden: Sequence[Any], batches: Sequence[Any], d
     return Errors.of(solution)
 
 
+def with_biases() -> Any:
+    """What a source without biases has is none."""
+    gains = Sweep._gains
+
+    def and_biases(self: Sweep, layer: Any) -> dict[str, torch.Tensor]:
+        names = ("self_attn.o_proj", "mlp.down_proj")
+        return gains(self, layer) | {f"{name}.bias": torch.zeros(self.config.hidden_size) for name in names}
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(Sweep, "_gains", and_biases))
+    stack.enter_context(patch.object(sweep, "fit_output", fit_with_a_bias))
+    return stack
+
+
 def solve_each_channel(self: RidgeRegression, ridges: Sequence[float], by_diagonal: bool = False) -> Solution:
     """A ridge for each channel of the target; or, `by_diagonal`, one for all that grows with each input's square."""
     diagonal = self.gram.diagonal(dim1=-2, dim2=-1)
@@ -272,7 +286,7 @@ VARIANTS: dict[str, Patch] = {
     "no token stands alone, first ones count 100 times": both(
         other_parts(Calibration, texts=windows_only), first_tokens(100)
     ),
-    "a bias": other_parts(sweep, fit_output=fit_with_a_bias),
+    "a bias": with_biases,
     "two sweeps": two_sweeps,
     "neurons, too": other_parts(sweep, fit_input=gauss_newton.fit_input),
     "the middle third alone": nullcontext,
