@@ -47,7 +47,9 @@ def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
     lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
     for name, which, wiring, exposed, _, found, _ in rows:
-        layers = "; ".join(f"{entry['preset']} {entry['layers']}" for entry in wiring)
+        layers = "; ".join(
+            f"{entry['preset']}{' + peek' * entry.get('peek', False)} {entry['layers']}" for entry in wiring
+        )
         kls = [f"{found[kind]['kl']:.3f} ± {found[kind]['kl_standard_error']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([name, f'{which}: {layers}', str(exposed), *kls])} |")
     return "\n".join(lines) + "\n"
