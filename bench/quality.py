@@ -83,7 +83,7 @@ def main() -> None:
 def _rows(layers: int) -> Iterator[dict[str, Any]]:
     """Of the last quarter, half and three quarters of so many layers, and of all."""
     for fit in FITS:
-        for quarters in (2, 4, 1, 3):
+        for quarters in (1, 2, 3, 4):
             for wiring, entry in WIRINGS.items():
                 peeks = entry.get("peek") or entry["preset"] in ("desync", "partial")
                 if peeks or "calibrate" not in fit:

@@ -119,7 +119,10 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, over counts of layers."""
+    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, over counts of layers.
+
+    Refits are those of 64 k tokens where such were measured, else of 32 k.
+    """
     figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
     colours = {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
     for kind, axis in zip(("prose", "chat"), axes, strict=True):

@@ -138,7 +138,7 @@ def fit_with_a_bias(half: Half, hidden: Sequence[Any], batches: Sequence[Any], d
 
 
 def with_biases() -> Any:
-    """What a source without biases has is none."""
+    """What modules add has a bias, fitted; the source has none, so its own are zero."""
     gains = Sweep._gains
 
     def and_biases(self: Sweep, layer: Any) -> dict[str, torch.Tensor]:
