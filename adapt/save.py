@@ -45,7 +45,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         "steps": trainer.state.global_step,
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),
     }
-    told = card(
+    readme = card(
         start.folder,
         _trained(stage.recipe.model),
         made.parent.name,
@@ -64,7 +64,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
         curves(history, staging / "curves.png")
-        (staging / "README.md").write_text(told, encoding="utf-8")
+        (staging / "README.md").write_text(readme, encoding="utf-8")
 
 
 def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
