@@ -18,10 +18,11 @@ from typer.core import TyperCommand
 from rewired.cli import new_app, sentences
 from rewired.sources import find_source
 
-from .checkpoint import Checkpoint, parse_json
+from .checkpoint import Checkpoint
 from .convert import Conversion, convert
+from .options import Presets, refit_request, regions_in, regions_of
 from .plan import LayerTable
-from .request import MIX, RefitRequest, Request, check_fitting
+from .request import MIX, Request
 from .rewrite import parse_dtype
 
 _LAYERS_HELP = (
@@ -159,7 +160,7 @@ def _convert(
     ```
     """
     modifiers = {"peek": peek, "overlap": overlap, "initial_gain": initial_gain}
-    presets: dict[str, tuple[str | None, dict[str, Any]]] = {
+    presets: Presets = {
         "ladder": (ladder_layers, {}),
         "desync": (desync_layers, {"every": desync_every, "merge": merge}),
         "partial": (partial_layers, {"shared_fraction": shared_fraction, "merge": merge}),
@@ -167,13 +168,8 @@ def _convert(
     }
     is_fitted = refit is not None or calibrate is not None
     with sentences("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
-        _check_options_have_layers(presets, modifiers)
-        wiring = _regions_in(wiring_file) if wiring_file else []
-        wiring += [
-            {"layers": layers, "preset": preset, **options, **modifiers}
-            for preset, (layers, options) in presets.items()
-            if layers is not None
-        ]
+        wiring = regions_in(wiring_file) if wiring_file else []
+        wiring += regions_of(presets, modifiers)
         if standard_layers is not None:
             wiring.append({"layers": standard_layers, "preset": "standard"})
         request = Request(
@@ -182,7 +178,7 @@ def _convert(
             to_llama=to_llama,
             dtype=dtype and parse_dtype(dtype),
             copy=copy,
-            refit=_refit_request(refit, calibrate, refit_tokens, spill),
+            refit=refit_request(refit, calibrate, refit_tokens, spill),
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
         with _progress() as on_bytes, _live_fits() as on_layer:
@@ -219,53 +215,6 @@ def _info(
             from .report import print_table
 
             print_table(f"{path} ({checkpoint.config['model_type']})", table)
-
-
-def _regions_in(file: Path) -> list[dict[str, Any]]:
-    """The regions of a JSON file. Raises ValueError where it has none."""
-    if not file.is_file():
-        raise ValueError(f"There is no file {file}: --wiring takes a JSON list of regions.")
-    found = parse_json(file)
-    if not isinstance(found, list):
-        raise ValueError(f'{file} holds no list of regions, such as [{{"layers": "16-32", "preset": "ladder"}}].')
-    return found
-
-
-def _refit_request(
-    refit: str | None, calibrate: str | None, tokens: int | None, spill: Path | None
-) -> RefitRequest | None:
-    if refit is None and calibrate is None:
-        for flag, value in (("--refit-tokens", tokens), ("--spill", spill)):
-            if value is not None:
-                raise ValueError(f"{flag} goes with --refit or --calibrate: say which of them you want.")
-        return None
-    texts = {text for text in (refit, calibrate) if text is not None} - {MIX}
-    if len(texts) > 1:
-        raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
-    tokens = RefitRequest.tokens if tokens is None else tokens
-    check_fitting("--refit-tokens", tokens, spill)
-    text = next(iter(texts), MIX)
-    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
-
-
-def _check_options_have_layers(
-    presets: dict[str, tuple[str | None, dict[str, Any]]], modifiers: dict[str, Any]
-) -> None:
-    """An option such as --desync-every means nothing without the layers it belongs to."""
-    if all(layers is None for layers, _ in presets.values()):
-        for name, value in modifiers.items():
-            if value is not None:
-                flag = name.replace("_", "-")
-                raise ValueError(
-                    f"--{flag} goes with the layers to rewire: name them, for example --ladder-layers 16-32."
-                )
-    for option in {name for _, options in presets.values() for name in options}:
-        owners = {preset: layers for preset, (layers, options) in presets.items() if option in options}
-        given = any(presets[preset][1][option] is not None for preset in owners)
-        if given and not any(layers is not None for layers in owners.values()):
-            needed = " or ".join(f"--{preset}-layers" for preset in owners)
-            flag = {"every": "desync-every"}.get(option, option.replace("_", "-"))
-            raise ValueError(f"--{flag} goes with {needed}: say which layers it is for.")
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.distillation import add_losses
-from rewired.adapt.losses import TokenLoss
-from rewired.adapt.recipe import Recipe
-from rewired.adapt.start import original_of, outline, prepare
-from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose, rewired_layers
+from rewired.adapt.start import original_of
 from rewired.convert import RefitRequest, Request, convert
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .world import LADDER, command, conversations, logged, logits_of, train, weights, write_recipe, write_rows
+from .world import check_names, command, conversations, logged, train, weights, write_recipe, write_rows
 
 DENSE = [{"layers": "0-", "preset": "standard"}]
 
@@ -73,107 +65,6 @@ def test_the_same_recipe_gives_the_same_weights(keys: dict[str, Any], tmp_path: 
         weights(train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / name)})) for name in ("a", "b")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_after_two_trainings_the_original_is_still_the_first_one(
-    keys: dict[str, Any], dense: Path, tmp_path: Path
-) -> None:
-    """The first changed everything, the second only what is rewired: the teacher shares nothing with the student."""
-    stages = [{"train": "all", "learning_rate": 1e-2}, {"train": "lora", "learning_rate": 1e-2}]
-    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
-    recipe = Recipe(model=str(made), datasets=["unused"], train="norms_and_gains", kd_weight=1.0)  # type: ignore[list-item]
-    start = prepare(recipe, tmp_path / "unused", lambda *_: None)
-    student: Any = AutoModelForCausalLM.from_pretrained(start.folder)
-    choose(student, "norms_and_gains")
-    add_losses(student, beside(student, start.original, start.changed, start.ends_changed), TokenLoss(), 0.0, [])
-    ids = torch.randint(3, 259, (2, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
-
-
-def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None:
-    """Progressive conversion: one layer is rewired and healed, then another one too."""
-    stages = [{"wiring": [{"layers": "3-4", "preset": "ladder"}]}, {"wiring": LADDER, "kd_weight": 2.0}]
-    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
-    assert made == tmp_path / "out" / "final"
-    assert not any(isinstance(one, RewiredLlamaForCausalLM) for one in gc.get_objects()), "no stage's model stays"
-    model: Any = AutoModelForCausalLM.from_pretrained(made)
-    assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
-    half = tmp_path / "out" / "stage-1" / "final"
-    first, second = weights(half), weights(made)
-    assert not torch.equal(first["model.layers.2.mlp.up_proj.weight"], second["model.layers.2.mlp.up_proj.weight"])
-    assert original_of(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
-    seen, in_all = (json.loads((folder / "config.json").read_text())["adapted"] for folder in (half, made))
-    assert in_all["tokens_before"] == seen["tokens"] > 0
-    check_card(made, f"after {seen['tokens']:,} tokens of earlier training", "kd_weight: 1.0", "kd_weight: 2.0")
-
-
-def test_a_stage_goes_on_with_what_an_earlier_one_rewired(keys: dict[str, Any], tmp_path: Path) -> None:
-    """It needs no wiring of its own, and another stage's is refused before any is trained."""
-    stages: list[dict[str, Any]] = [{"wiring": LADDER, "tp_shards": 4}, {"learning_rate": 1e-4}]
-    keys |= {"wiring": None, "max_steps": 2}
-    made = train(tmp_path / "r.yaml", **keys | {"stages": stages})
-    config = json.loads((made / "config.json").read_text())
-    assert config["wiring"][1:] == LADDER and config["tp_shards"] == 4
-    check_card(made, "of earlier training", "learning_rate: 0.001", "learning_rate: 0.0001")
-
-
-def check_card(made: Path, tokens: str, first: str, second: str) -> None:
-    """It tells of two trainings, and has the pictures of the last."""
-    card = (made / "README.md").read_text()
-    assert tokens in card
-    assert card.index("## Earlier training") < card.index(first) < card.index("## Training") < card.index(second)
-    assert card.count("curves.png") == card.count("training.json)") == 1
-    check_names(card)
-
-
-def check_names(card: str) -> None:
-    """The model has the name of its output_dir, and is made of the original, whatever folders were between them."""
-    assert "\n# out\n" in card and card.count('from_pretrained("out"') == 2 and "`rewired info out`" in card
-    assert 'base_model: "dense"' in card and "`dense`, rewired" in card
-    assert "start`" not in card and "final`" not in card
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "problem"),
-    [
-        ({}, [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}], "overlap"),
-        ({}, [{"layers": "2-4", "preset": "standard"}], "What stage 1 makes was trained as it is wired"),
-        ({"refit": "mix"}, [{"layers": "2-4", "preset": "desync"}], "What stage 1 makes was refitted to its wiring"),
-        ({}, [{"layers": "0-2", "preset": "ladder"}, {"layers": "2-4", "preset": "ladder", "peek": True}], None),
-        (
-            {"wiring": [{"layers": "2-4", "preset": "ladder", "peek": True}]},
-            [{"layers": "2-4", "preset": "desync"}],
-            "What stage 1 makes holds gains",
-        ),
-    ],
-)
-def test_stages_that_do_not_follow_are_refused_before_any_is_trained(
-    first: dict[str, Any], second: list[dict[str, Any]], problem: str | None, keys: dict[str, Any]
-) -> None:
-    """By what `convert` would say of what the first will make."""
-    before = Recipe(**{"model": keys["model"], "datasets": keys["datasets"], "wiring": LADDER} | first)
-    recipes = [before, replace(before, wiring=second, refit="none")]
-    if problem is None:
-        assert rewired_layers(outline(recipes).config) == [0, 1, 2, 3]
-    else:
-        with pytest.raises(ValueError, match=problem):
-            outline(recipes)
-
-
-def test_only_what_comes_after_the_last_whole_stage_is_trained(keys: dict[str, Any], tmp_path: Path) -> None:
-    """The first one's folder may be deleted to save space."""
-    other = write_rows(tmp_path / "other.jsonl", conversations(20))
-    stages = [{}, {"learning_rate": 1e-4}, {"datasets": [str(other)]}]
-    keys |= {"max_steps": 2, "stages": stages}
-    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
-    expected = weights(whole)
-    for lost in (whole, tmp_path / "whole" / "stage-1", tmp_path / "whole" / "stage-3"):
-        shutil.rmtree(lost)
-    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(tmp_path / "whole")})
-    found = weights(again)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not (tmp_path / "whole" / "stage-1").exists()
 
 
 def test_a_finished_training_in_bfloat16_is_written_after_a_kill(keys: dict[str, Any], tmp_path: Path) -> None:

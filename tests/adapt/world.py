@@ -13,9 +13,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
+from trl import SFTConfig
 
+from rewired.adapt import corpus
 from rewired.adapt.cli import main
-from rewired.adapt.recipe import read
+from rewired.adapt.recipe import Recipe, read
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
@@ -60,6 +62,19 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
+def load(*datasets: Any, longest: int | None = None, packing: bool = False, **keys: Any) -> corpus.Corpus:
+    tokens = tokenizer()
+    tokens.chat_template = CHATML
+    options = {"max_length": longest, "packing": packing, "assistant_only_loss": True, "seed": 3}
+    config = SFTConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+    recipe = Recipe(model="unused", datasets=list(datasets), **{"held_out": 0} | keys)
+    return corpus.load(recipe, config, tokens)
+
+
+def texts(found: corpus.Corpus) -> list[str]:
+    return [tokenizer().decode(row["input_ids"]) for row in found.train]
+
+
 def write_recipe(path: Path, **keys: Any) -> Path:
     """A short training, unless `keys` say otherwise; None removes a key."""
     short: dict[str, Any] = {
@@ -100,3 +115,10 @@ def logged(folder: Path, name: str) -> list[float]:
 def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return LlamaForCausalLM.from_pretrained(folder)(ids).logits
+
+
+def check_names(card: str) -> None:
+    """The model has the name of its output_dir, and is made of the original, whatever folders were between them."""
+    assert "\n# out\n" in card and card.count('from_pretrained("out"') == 2 and "`rewired info out`" in card
+    assert 'base_model: "dense"' in card and "`dense`, rewired" in card
+    assert "start`" not in card and "final`" not in card

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -60,6 +60,15 @@ def edit_tensors(path: Path, changes: Mapping[str, torch.Tensor | None]) -> None
     """Change tensors of a safetensors file; None removes one."""
     tensors = load_file(path) | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, {"format": "pt"})
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def logits(path: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(path)(torch.arange(12).view(2, 6)).logits
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

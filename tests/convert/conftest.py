@@ -1,4 +1,4 @@
-"""A tiny dense Llama, and a text that it can be fitted on."""
+"""Tiny dense Llamas, and a text that they can be fitted on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import torch
 
 from tests.evaluate.world import make_dense
 
+from .checkpoints import make_llama
+
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dense(tmp_path_factory.mktemp("models") / "dense", initializer_range=0.3)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama(tmp_path / "tiny-llama")
 
 
 @pytest.fixture(scope="module")

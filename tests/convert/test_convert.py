@@ -12,27 +12,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired
 from rewired.convert import Request, convert
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .checkpoints import INDEX, edit_json, edit_tensors, make_llama, run, snapshot
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return make_llama(tmp_path / "tiny-llama")
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
-
-
-def logits(path: Path) -> torch.Tensor:
-    with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(path)(torch.arange(12).view(2, 6)).logits
+from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
 
 
 def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
@@ -156,64 +142,6 @@ def test_a_dry_run_checks_everything_and_writes_nothing(source: Path) -> None:
     assert broken.returncode == 2
     (source / "model-00002-of-00004.safetensors").write_bytes(before["tiny-llama/model-00002-of-00004.safetensors"])
     assert snapshot(source.parent) == before
-
-
-class TestRewiringAgain:
-    def rewired(self, source: Path, *entries: dict[str, Any], out: str = "again", **options: Any) -> Path:
-        return convert(source, source.parent / out, Request(list(entries), **options)).out
-
-    def test_named_layers_change_and_the_others_keep_their_wiring(self, source: Path) -> None:
-        first = self.rewired(source, {"layers": "1-5", "preset": "ladder", "peek": True}, out="first", tp_shards=2)
-        second = self.rewired(first, {"layers": "2-3", "preset": "parallel"})
-        assert config_of(second)["wiring"] == [
-            {"layers": "0-1", "preset": "standard"},
-            {"layers": "1-2,3-5", "preset": "ladder", "peek": True},
-            {"layers": "2-3", "preset": "parallel"},
-            {"layers": "5-6", "preset": "standard"},
-        ]
-        assert config_of(second)["tp_shards"] == 2
-
-    def test_back_to_dense_and_to_a_stock_llama(self, source: Path) -> None:
-        first = self.rewired(source, {"layers": "1-5", "preset": "desync"}, out="first")
-        dense = self.rewired(first, {"layers": "0-", "preset": "standard"}, out="dense")
-        assert torch.equal(logits(dense), logits(source))
-        stock = self.rewired(dense, to_llama=True, out="stock")
-        assert config_of(stock) == config_of(source)
-        assert not list(stock.glob("*.py"))
-        assert torch.equal(LlamaForCausalLM.from_pretrained(stock)(torch.arange(6)[None]).logits, logits_of_row(source))
-
-    def test_trained_gains_are_never_carried_into_another_wiring(self, source: Path) -> None:
-        first = self.rewired(source, {"layers": "2-6", "preset": "ladder", "peek": True}, out="first")
-        AutoModelForCausalLM.from_pretrained(first).save_pretrained(source.parent / "trained")
-        trained = source.parent / "trained"
-        assert any(name.endswith("_gain.weight") for name in load_file(trained / "model.safetensors"))
-        with pytest.raises(ValueError, match=r"gains .* of its present wiring"):
-            self.rewired(trained, {"layers": "2-6", "preset": "desync"})
-        with pytest.raises(ValueError, match="gains"):
-            self.rewired(trained, tp_shards=2)
-        more = self.rewired(trained, {"layers": "0-2", "preset": "parallel"})
-        assert torch.isfinite(logits(more)).all()
-
-    @pytest.mark.parametrize("layers", ["1-6", "1-2"])
-    def test_more_layers_may_peek_beside_those_whose_gains_were_trained(self, layers: str, source: Path) -> None:
-        """As progressive conversion does it: trained gains stay, and those of new layers are new."""
-        first = self.rewired(source, {"layers": "2-6", "preset": "ladder", "peek": True}, out="first")
-        model: Any = AutoModelForCausalLM.from_pretrained(first)
-        with torch.no_grad():
-            model.model.layers[3].input_gain.weight.fill_(0.5)
-        model.save_pretrained(source.parent / "trained")
-        more = self.rewired(source.parent / "trained", {"layers": layers, "preset": "ladder", "peek": True})
-        grown: Any = AutoModelForCausalLM.from_pretrained(more)
-        assert (grown.model.layers[3].input_gain.weight == 0.5).all()
-        fresh: Any = AutoModelForCausalLM.from_pretrained(
-            self.rewired(source, {"layers": "1-6", "preset": "ladder", "peek": True}, out="fresh")
-        )
-        expected = fresh.model.layers[1].post_attention_gain.weight
-        assert torch.equal(grown.model.layers[1].post_attention_gain.weight, expected)
-
-
-def logits_of_row(path: Path) -> torch.Tensor:
-    return LlamaForCausalLM.from_pretrained(path)(torch.arange(6)[None]).logits
 
 
 @pytest.mark.parametrize("ladder_layers", [3, [3, 4, 5]], ids=["last n", "a list"])
