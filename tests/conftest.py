@@ -8,15 +8,22 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process: a busy machine may starve a pool of them
 
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 # so that the ranks of a test can import it; last, also under `python -m pytest`: our folder `evaluate` must not hide
 # Hugging Face's package
 ROOT = str(Path(__file__).parents[1])
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ROOT)] + [ROOT]
+
+settings.register_profile(
+    "deterministic", derandomize=True, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("deterministic")
 
 PROSE = Path(__file__).parents[1] / "evaluate" / "texts" / "prose.txt"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .world import LADDER, conversations, make_chat, write_rows
+from .world import conversations, distillation, make_chat, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,4 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
-    """A distillation of a ladder."""
-    return {
-        "model": str(dense),
-        "wiring": LADDER,
-        "refit": "none",
-        "datasets": [str(rows)],
-        "train": "rewired",
-        "ce_weight": 0.0,
-        "kd_weight": 1.0,
-        "output_dir": str(tmp_path / "out"),
-    }
+    return distillation(dense, rows, tmp_path / "out")

@@ -17,9 +17,22 @@ import torch
 
 from tests.convert.checkpoints import run
 
-from .world import conversations, logged, train, weights, write_recipe, write_rows
+from .world import conversations, distillation, logged, train, weights, write_recipe, write_rows
 
 SFT = pytest.param({"ce_weight": 1.0, "kd_weight": 0.0}, marks=pytest.mark.slow, id="SFT")
+
+
+@pytest.fixture(scope="module")
+def trained(dense: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `keys` make: of four steps, of which two are in a checkpoint."""
+    folder = tmp_path_factory.mktemp("trained")
+    return train(folder / "r.yaml", **distillation(dense, rows, folder / "out")).parent
+
+
+@pytest.fixture
+def out(trained: Path, tmp_path: Path) -> Path:
+    """It as it was before its model was written, where `keys` expect it."""
+    return shutil.copytree(trained, tmp_path / "out", ignore=shutil.ignore_patterns("final"))
 
 
 @pytest.mark.parametrize("weights_of_loss", [pytest.param({"kd_weight": 1.0}, id="distillation"), SFT])
@@ -27,18 +40,8 @@ def test_a_training_that_is_gone_on_with_is_the_same(
     weights_of_loss: dict[str, float], keys: dict[str, Any], tmp_path: Path
 ) -> None:
     """Bit for bit: the losses, the order of data, the weights."""
-    keys = keys | weights_of_loss | {"max_steps": 6, "lr_scheduler_type": "cosine", "warmup_steps": 2}
-    whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
-    cut = tmp_path / "cut"
-    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
-    for lost in ("final", "checkpoint-6", "checkpoint-4"):
-        shutil.rmtree(cut / lost)
-    (cut / ".saving" / "checkpoint-4").mkdir(parents=True, exist_ok=True)  # as a kill while saving leaves it
-    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": str(cut)})
-    assert logged(again, "loss") == logged(whole, "loss")
-    assert logged(again, "num_tokens") == logged(whole, "num_tokens")
-    first, second = weights(whole), weights(again)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    keys |= weights_of_loss | {"max_steps": 6, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    check_goes_on(keys, tmp_path, "checkpoint-6", "checkpoint-4")
 
 
 @pytest.mark.parametrize("logs", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -48,8 +51,7 @@ def test_a_training_that_was_killed_before_its_model_was_written_takes_no_step_m
     """And counts the tokens of steps that were not logged."""
     keys |= {"max_steps": 6, "lr_scheduler_type": "constant", "logging_steps": logs, "save_steps": 3}
     whole = train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / "whole")})
-    cut = tmp_path / "cut"
-    train(tmp_path / "r.yaml", **keys | {"output_dir": str(cut)})
+    cut = shutil.copytree(whole.parent, tmp_path / "cut")
     for lost in ([], ["checkpoint-6"]):
         for name in ["final", *lost]:
             shutil.rmtree(cut / name)
@@ -60,29 +62,26 @@ def test_a_training_that_was_killed_before_its_model_was_written_takes_no_step_m
         assert records[0] == records[1]
 
 
+@pytest.mark.usefixtures("out")
 def test_another_recipe_is_not_gone_on_with(keys: dict[str, Any], tmp_path: Path) -> None:
-    made = train(tmp_path / "r.yaml", **keys)
-    shutil.rmtree(made)
     with pytest.raises(ValueError, match="begun with another wiring"):
         train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
 
 
+@pytest.mark.usefixtures("out")
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"learning_rate": 1e-6}, {"per_device_train_batch_size": 3}])
 def test_nor_with_another_order_of_rows_or_another_rate(
     changed: dict[str, Any], keys: dict[str, Any], tmp_path: Path
 ) -> None:
     """The optimizer's states would bring the old rate back, and rows would be read twice or never."""
-    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
     name = next(iter(changed))
     with pytest.raises(ValueError, match=f"begun with another {name}: choose another output_dir"):
         train(tmp_path / "r.yaml", resume=True, **keys | changed)
 
 
-def test_what_a_training_tells_may_change(keys: dict[str, Any], tmp_path: Path) -> None:
-    made = train(tmp_path / "r.yaml", **keys)
-    expected = weights(made)
-    for lost in ("final", "checkpoint-4"):
-        shutil.rmtree(tmp_path / "out" / lost)
+def test_what_a_training_tells_may_change(trained: Path, out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    expected = weights(trained / "final")
+    shutil.rmtree(out / "checkpoint-4")
     told = {
         "run_name": "again",
         "logging_steps": 3,
@@ -94,10 +93,9 @@ def test_what_a_training_tells_may_change(keys: dict[str, Any], tmp_path: Path) 
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_nor_on_another_number_of_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_nor_on_another_number_of_ranks(out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
     """Which makes other steps of the same rows."""
-    shutil.rmtree(train(tmp_path / "r.yaml", **keys))
-    recipe = tmp_path / "out" / "recipe.json"
+    recipe = out / "recipe.json"
     recipe.write_text(recipe.read_text().replace('"number of ranks": 1', '"number of ranks": 2'))
     with pytest.raises(ValueError, match="begun with another number of ranks: choose another output_dir"):
         train(tmp_path / "r.yaml", resume=True, **keys)
@@ -140,9 +138,8 @@ def test_nor_is_what_nobody_knows(keys: dict[str, Any], tmp_path: Path) -> None:
     "spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=["cut off", "gone"]
 )
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
-def test_a_broken_checkpoint_is_named(name: str, spoil: Any, keys: dict[str, Any], tmp_path: Path) -> None:
-    shutil.rmtree(train(tmp_path / "r.yaml", **keys | {"save_steps": 4}))
-    spoil(tmp_path / "out" / "checkpoint-4" / name)
+def test_a_broken_checkpoint_is_named(name: str, spoil: Any, out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    spoil(out / "checkpoint-4" / name)
     with pytest.raises(ValueError, match=r"checkpoint-4 is broken: delete it"):
         train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
 
@@ -155,8 +152,10 @@ def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
     assert json.loads((again / "config.json").read_text())["adapted"]["steps"] == 18
 
 
-def test_a_longer_training_is_another_one_once_its_model_is_written(keys: dict[str, Any], tmp_path: Path) -> None:
-    train(tmp_path / "r.yaml", **keys)
+def test_a_longer_training_is_another_one_once_its_model_is_written(
+    trained: Path, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "out")
     with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):
         train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
 
@@ -200,12 +199,13 @@ def test_what_is_logged_does_not_hang_on_where_it_was_cut_off(keys: dict[str, An
     check_goes_on(keys | {"logging_steps": 2, "save_steps": 3, "max_steps": 6}, tmp_path, "checkpoint-6")
 
 
-def check_goes_on(keys: dict[str, Any], folder: Path, lost: str) -> Path:
+def check_goes_on(keys: dict[str, Any], folder: Path, *lost: str) -> Path:
     """A training without its end, gone on with, is the whole one; the model that the whole one made."""
     whole = train(folder / "r.yaml", **keys | {"output_dir": str(folder / "whole")})
     shutil.copytree(folder / "whole", folder / "cut")
-    for name in ("final", lost):
+    for name in ("final", *lost):
         shutil.rmtree(folder / "cut" / name)
+    (folder / "cut" / ".saving" / lost[-1]).mkdir(parents=True, exist_ok=True)  # as a kill while saving leaves it
     again = train(folder / "r.yaml", resume=True, **keys | {"output_dir": str(folder / "cut")})
     for name in ("step", "loss", "ce", "kd", "num_tokens"):
         assert logged(again, name) == logged(whole, name) != [], name
@@ -214,8 +214,8 @@ def check_goes_on(keys: dict[str, Any], folder: Path, lost: str) -> Path:
     return whole
 
 
+@pytest.mark.usefixtures("out")
 def test_what_is_there_is_not_overwritten(keys: dict[str, Any], tmp_path: Path) -> None:
-    train(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match="--resume"):
         train(tmp_path / "r.yaml", **keys)
 

@@ -75,6 +75,20 @@ def texts(found: corpus.Corpus) -> list[str]:
     return [tokenizer().decode(row["input_ids"]) for row in found.train]
 
 
+def distillation(model: Path, rows: Path, out: Path) -> dict[str, Any]:
+    """Keys of a recipe that distills a ladder, converted only."""
+    return {
+        "model": str(model),
+        "wiring": LADDER,
+        "refit": "none",
+        "datasets": [str(rows)],
+        "train": "rewired",
+        "ce_weight": 0.0,
+        "kd_weight": 1.0,
+        "output_dir": str(out),
+    }
+
+
 def write_recipe(path: Path, **keys: Any) -> Path:
     """A short training, unless `keys` say otherwise; None removes a key."""
     short: dict[str, Any] = {

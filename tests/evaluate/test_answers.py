@@ -21,12 +21,7 @@ from rewired.evaluate.metrics import Metric
 from rewired.evaluate.models import Model
 from rewired.evaluate.suites import Entry
 
-few = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 # what a log may hold: any text of a document or a model, and what json has
 values = st.recursive(

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.evaluate.divergence import TOP, Divergence, divergence, windows_of
-
-few = settings(max_examples=40, deadline=None, derandomize=True)
 
 BOS, EOS = 1, 2
 TOO_SHORT = "The text is too short: it has to have two tokens at least."
@@ -206,7 +204,6 @@ each_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=T
 
 
 @each_tokenizer
-@few
 @given(st.integers(2, 40), st.integers(2, 12), st.none() | st.integers(2, 50))
 def test_windows_are_the_texts_tokens_once_and_in_order(
     tokenizer: Tokenizer, count: int, length: int, limit: int | None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api import metrics as harness
 
@@ -24,8 +24,6 @@ from .harness_metrics import (
     ifeval_utils,
     parts_of,
 )
-
-few = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,6 @@ numbers = st.floats(-50, 50)
 documents_logged = st.lists(st.tuples(st.floats(-900, -0.1), st.integers(1, 300)), min_size=1, max_size=12)
 
 
-@few
 @given(st.lists(numbers, min_size=1, max_size=12))
 def test_means_and_perplexities_are_the_harnesss(items: list[float]) -> None:
     sums = np.sum([pair(item) for item in items], axis=0)
@@ -80,7 +77,6 @@ def test_means_and_perplexities_are_the_harnesss(items: list[float]) -> None:
     assert Metric("perplexity", "perplexity").value(sums) == pytest.approx(harness.perplexity(items))
 
 
-@few
 @given(documents_logged)
 def test_quotients_over_documents_are_the_harnesss(items: list[tuple[float, int]]) -> None:
     sums = np.sum([pair(item) for item in items], axis=0)
@@ -96,7 +92,6 @@ def test_quotients_over_documents_are_the_harnesss(items: list[tuple[float, int]
 followed = st.lists(st.booleans(), min_size=1, max_size=4)
 
 
-@few
 @given(st.lists(st.tuples(followed, followed), min_size=1, max_size=10))
 def test_the_aggregate_is_the_mean_of_ifevals_four(answers: list[tuple[list[bool], list[bool]]]) -> None:
     items = [

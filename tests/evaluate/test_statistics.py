@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -29,9 +29,6 @@ from .harness_metrics import (
     harness_value,
     parts_of,
 )
-
-few = settings(max_examples=30, deadline=None, derandomize=True)
-
 
 # what models answer: a rewired model fails where its original fails, and on some more items
 
@@ -164,7 +161,6 @@ def test_identical_answers_are_no_difference(metric: Metric, answer: Callable[..
 # p values
 
 
-@few
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 5), st.integers(0, 5))
 def test_mcnemars_p_is_the_share_of_sign_patterns_at_least_as_extreme(
     gained: int, lost: int, both: int, neither: int
@@ -278,7 +274,6 @@ def test_verdicts_are_holms_in_every_order(p_values: tuple[float, ...]) -> None:
         assert verdicts(order) == step_down(order) == closed_test(order)
 
 
-@few
 @given(st.lists(st.one_of(st.floats(0, 0.06), st.floats(0, 1)), max_size=6))
 def test_verdicts_are_those_of_the_closed_test(p_values: list[float]) -> None:
     assert verdicts(p_values) == closed_test(p_values) == step_down(p_values)

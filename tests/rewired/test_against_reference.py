@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
     return draw(regions(num_layers)), tp_shards, sizes
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(cases())
 def test_any_wiring_of_any_shape(case: tuple[list[dict[str, Any]], int, dict[str, Any]]) -> None:
     wiring, tp_shards, sizes = case

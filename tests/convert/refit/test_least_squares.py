@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.convert.refit.least_squares import RidgeRegression
@@ -20,7 +20,6 @@ def naive(inputs: np.ndarray, targets: np.ndarray, ridge: float) -> np.ndarray:
     return np.linalg.lstsq(rows, np.vstack([targets, np.zeros((inputs.shape[1], targets.shape[1]))]), rcond=None)[0]
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
 @given(
     st.integers(1, 3),
     st.integers(1, 6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch.nn.functional import silu
@@ -14,7 +14,6 @@ from rewired.convert.refit.placement import best_shards, place_neurons
 from tests.rewired.tiny import WIRINGS, rewired_model
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31))
 def test_neurons_are_shared_out_evenly_and_as_well_as_can_be(shards: int, each: int, seed: int) -> None:
     """Against scipy's assignment of single neurons to single places. Pairs of shards reach the best where there is one

@@ -24,7 +24,7 @@ def problems(draw: st.DrawFn) -> tuple[Price, list[dict[str, int]]]:
     return Price(single, lambda layer, one, other: excess[layer][one, other]), units
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(problems(), st.sets(st.integers(-6, 6)))
 def test_none_is_better(problem: tuple[Price, list[dict[str, int]]], budgets: set[int]) -> None:
     price, units = problem
