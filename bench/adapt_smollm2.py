@@ -4,9 +4,9 @@
     .venv/bin/python bench/adapt_smollm2.py              # all of them, hours; what results/adapt-smollm2 has is kept
     .venv/bin/python bench/adapt_smollm2.py "ladder 15"  # those whose names begin so
 
-All read the same rows of ShareGPT and natural instructions. KL to the original and perplexity are measured as in
-`bench/quality.py`, on text of which none is trained on. The trained models stay in build/adapt-smollm2, for `evaluate`;
-a killed run goes on where it was.
+All read the same rows of ShareGPT and natural instructions, and are trained in bfloat16 with weights in float32. KL to
+the original and perplexity are measured as in `bench/quality.py`, on text of which none is trained on. The trained
+models stay in build/adapt-smollm2, for `evaluate`; a killed run goes on where it was.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
     """The folder of the trained model, or of the one that is converted only."""
     if training is None:
         return convert(MODEL, scratch / name, Request(wiring)).out
-    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name))}
+    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True}
     flags = [part for key, value in (keys | training).items() for part in (f"--{key}", _written(value))]
     return adapt(read(RECIPE, flags), resume=True)
 
