@@ -90,7 +90,7 @@ def assert_whole_or_absent_and_repeatable(
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replacing"])
-@pytest.mark.parametrize("fraction", [round((part + random.Random(part).random()) / 3, 3) for part in range(4)])
+@pytest.mark.parametrize("fraction", [round((part + random.Random(part).random()) / 5, 3) for part in range(6)])
 def test_killed_at_a_random_moment(
     large: Path, work: Path, unkilled: tuple[dict[str, bytes], float], fraction: float, replaces: bool
 ) -> None:
