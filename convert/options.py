@@ -8,7 +8,7 @@ from typing import Any
 from .checkpoint import parse_json
 from .request import MIX, RefitRequest, check_fitting
 
-Presets = dict[str, tuple[str | None, dict[str, Any]]]  # of each preset its layers, and options that it alone has
+Presets = dict[str, tuple[str | None, dict[str, Any]]]  # of each preset its layers and its own options
 
 
 def regions_of(presets: Presets, modifiers: dict[str, Any]) -> list[dict[str, Any]]:

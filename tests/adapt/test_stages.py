@@ -24,8 +24,6 @@ from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .world import LADDER, check_names, conversations, logits_of, train, weights, write_rows
 
-DENSE = [{"layers": "0-", "preset": "standard"}]
-
 
 def test_after_two_trainings_the_original_is_still_the_first_one(
     keys: dict[str, Any], dense: Path, tmp_path: Path

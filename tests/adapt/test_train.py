@@ -59,7 +59,6 @@ def test_losses_are_means_a_token_however_a_step_is_divided(keys: dict[str, Any]
         assert logged(made[1], name) == pytest.approx(logged(made[0], name), rel=1e-4) != [], name
 
 
-@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights(keys: dict[str, Any], tmp_path: Path) -> None:
     first, second = (
         weights(train(tmp_path / "r.yaml", **keys | {"output_dir": str(tmp_path / name)})) for name in ("a", "b")

@@ -17,7 +17,6 @@ from rewired.convert.destination import check_space, staged_folder
 
 from .checkpoints import make_llama, snapshot
 
-LADDER = ("--ladder-layers", "2-4")
 WIRING = [{"layers": "2-4", "preset": "ladder"}]
 COPY = Request(wiring=WIRING, copy=True)
 LINK = Request(wiring=WIRING)

@@ -15,15 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from rewired.convert import Request
 from rewired.convert.destination import staged_folder
 
 from .checkpoints import make_llama, run, snapshot
 
 LADDER = ("--ladder-layers", "2-4")
-WIRING = [{"layers": "2-4", "preset": "ladder"}]
-COPY = Request(wiring=WIRING, copy=True)
-LINK = Request(wiring=WIRING)
 
 
 @pytest.fixture(scope="module")
