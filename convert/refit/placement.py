@@ -59,11 +59,11 @@ def best_shards(errors: torch.Tensor) -> torch.Tensor:  # [r, N] -> [N]
     """The shard of each neuron, as many on each, with the least sum of `errors` that pairs of shards can reach.
 
     Neurons lie in r blocks at first. Two shards share theirs out anew, each taking the half that it is better for,
-    until a round over all pairs gains less than a thousandth.
+    until a round over all pairs gains nothing.
     """
     shards = _in_blocks(errors)
     before, total = float("inf"), _total(errors, shards)
-    while total < 0.999 * before:
+    while total < before:
         for one, other in combinations(range(len(errors)), 2):
             both = ((shards == one) | (shards == other)).nonzero().flatten()
             better_for_one = both[(errors[one, both] - errors[other, both]).argsort(stable=True)]
