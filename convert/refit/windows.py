@@ -26,8 +26,8 @@ class Cutter:
     length: int = WINDOW
 
     def spread(self, documents: Iterable[Document], most: int) -> list[torch.Tensor]:
-        """At most so many windows of the first tokens of documents, of each as many as it takes: text of one document
-        is alike, and a fit learns it by heart."""
+        """At most so many windows of documents, of each as many tokens as it takes: text of one document is alike, and
+        a fit learns it by heart. They are of its middle: code begins with a licence and with imports."""
         begin = self._bos()
         wanted = most * (self.length - len(begin))
         found, enough = list[list[int]](), 0
@@ -40,7 +40,7 @@ class Cutter:
         longest = bisect_left(
             range(max(lengths, default=0)), wanted, key=lambda n: sum(min(length, n) for length in lengths)
         )
-        return self._cut([token for ids in found for token in ids[:longest]], begin, most)
+        return self._cut([token for ids in found for token in _middle(ids, longest)], begin, most)
 
     def in_order(self, documents: Iterable[Document], most: int) -> list[torch.Tensor]:
         """At most so many windows of documents one after the other, whole."""
@@ -66,6 +66,11 @@ class Cutter:
     def _bos(self) -> list[int]:
         begin = self.tokenizer.bos_token_id
         return [begin] if begin is not None and self.tokenizer("a")["input_ids"][:1] == [begin] else []
+
+
+def _middle(ids: list[int], most: int) -> list[int]:
+    start = max(0, len(ids) - most) // 2
+    return ids[start : start + most]
 
 
 def _plain(document: Document, tokenizer: Any) -> str:

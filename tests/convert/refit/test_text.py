@@ -134,6 +134,14 @@ def test_documents_give_as_much_as_each_other_where_they_can(lengths: list[int],
         assert all(abs(count - min(length, most)) <= 2 for length, count in zip(lengths, counts, strict=True))
 
 
+def test_of_a_long_document_the_middle_is_read(tmp_path: Path) -> None:
+    """A licence, imports and docstrings come first in code, and are no code."""
+    path = tmp_path / "rows.jsonl"
+    text = "<" * 400 + "=" * 260 + ">" * 402  # and two line breaks
+    path.write_text("\n".join([json.dumps({"text": text})] * 40))
+    assert set(read_back(load(str(path), tokenizer(), 4 * WINDOW))) == {"="}
+
+
 def test_of_very_many_rows_some_are_read_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_MOST_DOCUMENTS", 100)
     path = tmp_path / "rows.jsonl"
