@@ -29,7 +29,7 @@ def main() -> None:
         path.with_suffix(".md").write_text(whole_table(_read(path)))
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
-    selected = [row for row in selected if row[-1] == RECIPE]
+    selected = list({tuple(row[:2]): row for row in selected}.values())
     frontier([row for row in measured if is_current(row)], selected, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
@@ -46,12 +46,12 @@ def _read(path: Path) -> list[Any]:
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
     lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, which, wiring, exposed, _, found, _ in rows:
+    for name, which, wiring, exposed, _, found, recipe in rows:
         layers = "; ".join(
             f"{entry['preset']}{' + peek' * entry.get('peek', False)} {entry['layers']}" for entry in wiring
         )
         kls = [f"{found[kind]['kl']:.3f} ± {found[kind]['kl_standard_error']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([name, f'{which}: {layers}', str(exposed), *kls])} |")
+        lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {layers}', str(exposed), *kls])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -60,10 +60,13 @@ def variants_table(rows: list[list[Any]]) -> str:
     lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
     newest = {(row[0], row[1]): row for row in rows}.values()
     for name, layers, tokens, found, recipe, _ in sorted(newest, key=lambda row: row[1]):
-        mark = "" if recipe == RECIPE else f" (recipe {recipe})"
         kls = [f"{found[kind]['kl']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([layers, name + mark, f'{tokens:,}', *kls])} |")
+        lines.append(f"| {' | '.join([layers, name + _of(recipe), f'{tokens:,}', *kls])} |")
     return "\n".join(lines) + "\n"
+
+
+def _of(recipe: int) -> str:
+    return "" if recipe == RECIPE else f" (recipe {recipe})"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

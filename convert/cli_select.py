@@ -146,6 +146,9 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     console.print(grid)
     if len(done.candidates) == 1:
         console.print("These are the last layers, which the papers take, too.", highlight=False)
+    chosen, last = (done.candidates[number].measured for number in (0, -1))
+    if chosen and last and chosen.refitted > last.refitted:
+        console.print(f"Measured, {done.candidates[-1].name} are better: score on more --tokens.", highlight=False)
     console.print(
         f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, which also judged each fit. "
         f"{done.out} holds the scores, a plot and the choice. To make it:\n    {command}",

@@ -79,14 +79,14 @@ def convert(
         refitted = _refit(job, config, work, on_layer, on_cost) if plan.cost and request.refit else None
         if refitted:
             _record(refitted, job, config, revision)
-        fits = [note for kind in ("refit", "calibrated") for note in config.get(kind, {}).get("notes", [])]
-        job = replace(job, plan=replace(plan, notes=[*plan.notes, *fits, *(refitted.time() if refitted else [])]))
+        job = replace(job, plan=replace(plan, notes=[*plan.notes, *_notes_on_fits(config)]))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
         shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
     if refitted:
         shutil.rmtree(work)
-    return Conversion(target, job.plan, refitted)
+    took = refitted.time() if refitted else []  # on no card: the same call gives the same folder
+    return Conversion(target, replace(job.plan, notes=[*job.plan.notes, *took]), refitted)
 
 
 def _check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
@@ -148,6 +148,17 @@ def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo],
         notes.append(
             f"{len(unread)} tensors of the source are read by no Llama of its config, and came along: {unread[0]}, ..."
         )
+    return notes
+
+
+def _notes_on_fits(config: Mapping[str, Any]) -> list[str]:
+    """What every fit of these weights found, and whether that is still so."""
+    notes = list[str]()
+    fits = [config[kind] for kind in ("calibrated", "refit") if kind in config]
+    for fit in fits:
+        notes += fit["notes"]
+        if fit is not fits[-1] or fit["wiring"] != config["wiring"]:
+            notes.append("More was changed after that KL was measured: `evaluate` tells what it is now.")
     return notes
 
 

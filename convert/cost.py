@@ -80,9 +80,9 @@ def _arithmetic(shape: LlamaShape, modules: Sequence[ModuleWiring], views: int) 
 
 
 def _problem(inputs: int, outputs: int) -> int:
-    """Doubles of a least-squares problem while it is solved: three of the Gram matrix, two of the right-hand side, and
-    two solutions in float32."""
-    return 3 * inputs * inputs + 3 * inputs * outputs
+    """Doubles of a least-squares problem while it is solved: the Gram matrix, damped, its factor and the solver's copy
+    of that, two of the right-hand side, and two solutions in float32."""
+    return 4 * inputs * inputs + 3 * inputs * outputs
 
 
 def _solve(inputs: int, outputs: int) -> int:

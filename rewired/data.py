@@ -15,7 +15,7 @@ SETS = {
     "benchmarks": ("rewired.evaluate.benchmarks", "evaluate ... --data {folder}"),
     "calibration": (
         "rewired.convert.refit.documents",
-        "convert ... --refit {folder}, as --refit alone does",
+        "convert ... --refit {folder}; --refit alone keeps a fifth of it back, to judge on",
     ),
     "instruct": ("rewired.adapt.instruct", "adapt RECIPE --datasets {folder}"),
 }

@@ -30,7 +30,7 @@ _INSIDE = PurePosixPath("llamafactory-0.9.5/data")
 _FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
 
 _MOST_DOCUMENTS = 10_000  # taken of a file or of a dataset, which may have no end
-_MOST_CHARACTERS = 1 << 26  # of a text file
+_MOST_CHARACTERS = 1 << 26  # of a text file or of a dataset, which may be books
 KEPT_BACK = 5  # one document of so many of the packaged mix
 _ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 
@@ -148,12 +148,22 @@ def _load_dataset(name: str, config: str | None = None, **options: Any) -> list[
         rows = datasets.load_dataset(name, config, split="train", streaming=True, **options)
         if rows.num_shards > 1:
             rows = rows.shuffle(seed=0, buffer_size=_MOST_DOCUMENTS)
-        return list(islice(rows, _MOST_DOCUMENTS))
+        return list(_first(islice(rows, _MOST_DOCUMENTS)))
     except ImportError:
         raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"The dataset {options.get('data_files', name)} cannot be loaded ({reason}).") from None
+
+
+def _first(rows: Iterable[T]) -> Iterator[T]:
+    """Rows until there is enough to read."""
+    read = 0
+    for row in rows:
+        yield row
+        read += len(str(row))
+        if read > _MOST_CHARACTERS:
+            return
 
 
 def shuffled(items: Iterable[T]) -> list[T]:

@@ -54,7 +54,7 @@ class Outcome:
         rest = ", which has no more" if text.tokens <= self.request.tokens - text.windows.shape[1] else ""
         return [
             f"{what} on {text.tokens:,} tokens of {text.name}{rest}, without a gradient step. On "
-            f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || this) {after.kl:.3f}, and "
+            f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || fitted) {after.kl:.3f}, and "
             f"{before.kl:.3f} by conversion alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; "
             f"the original's is {before.perplexity_original:.2f}.",
             *self._ridges(),

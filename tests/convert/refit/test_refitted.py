@@ -13,12 +13,15 @@ import torch
 from rewired.convert import Conversion, RefitRequest, Request, convert
 from tests.convert.refit.models import PEEK, TOKENS, logits
 
+CHANGED = "More was changed after that KL was measured"
+
 
 def test_a_second_refit_changes_nothing(refitted: Conversion, request_of: Request, tmp_path: Path) -> None:
     again = convert(refitted.out, tmp_path / "again", Request(refit=request_of.refit))
     assert again.refit is None
     assert "refitted already" in " ".join(again.plan.notes)
     assert torch.equal(logits(again.out, TOKENS), logits(refitted.out, TOKENS))
+    assert CHANGED not in (again.out / "README.md").read_text()
     assert json.loads((again.out / "config.json").read_text())["refit"]["base"]["name"].endswith("dense")
 
 
@@ -36,6 +39,7 @@ def test_what_is_made_of_it_still_says_how_it_was_fitted(refitted: Conversion, t
     other = Request([{"layers": "0-1", "preset": "ladder"}], tp_shards=2, dtype="bfloat16")
     card = (convert(refitted.out, tmp_path / "more", other).out / "README.md").read_text()
     assert all(fact in card for fact in refitted.refit.facts())
+    assert CHANGED in card
     assert "the weights of layers 1-4, which were fitted to what these layers now read" in card
 
 

@@ -52,7 +52,7 @@ def test_an_interrupted_refit_goes_on(refitted: Conversion, dense: Path, request
     assert done == [0, 1, 2, 0, 1, 2, 3]
     assert whole.refit is not None
     assert whole.refit.passes is None, "what it took is known of this process alone"
-    assert "That took" not in (out / "README.md").read_text()
+    assert not any("That took" in note for note in whole.plan.notes)
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
 
@@ -96,13 +96,24 @@ def test_settings_that_cannot_be_read_are_those_of_another_call(
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("other", ["wiring", "tokens", "gains", "dtype"])
 def test_what_another_call_left_is_not_gone_on_with(
-    refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
+    other: str, refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path
 ) -> None:
+    assert request_of.refit is not None
+    requests = {
+        "wiring": replace(request_of, wiring=PEEK),
+        "tokens": replace(request_of, refit=replace(request_of.refit, tokens=request_of.refit.tokens // 2)),
+        "gains": replace(request_of, wiring=PEEK, refit=replace(request_of.refit, gains=True)),
+        "dtype": replace(request_of, dtype="bfloat16"),
+    }
+
     def stop(layer: int, layers: int, fits: list[Any]) -> None:
-        raise KeyboardInterrupt
+        if layer == 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(dense, tmp_path / "model", replace(request_of, wiring=PEEK), on_layer=stop)
+        convert(dense, tmp_path / "model", requests[other], on_layer=stop)
+    assert (tmp_path / ".model.refit" / "layer-00002.safetensors").is_file()
     out = convert(dense, tmp_path / "model", request_of).out
     assert (out / "model.safetensors").read_bytes() == (refitted.out / "model.safetensors").read_bytes()

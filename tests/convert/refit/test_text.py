@@ -164,6 +164,15 @@ def test_of_a_dataset_in_many_files_several_are_read(tmp_path: Path, monkeypatch
     assert min(found.count(letter) for letter in "abcd") >= 10
 
 
+def test_of_a_dataset_of_books_no_more_is_read_than_of_a_text_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets.Dataset.from_list([{"text": "b" * 1000}] * 100).to_parquet(tmp_path / "books.parquet")
+    monkeypatch.setattr(documents, "_MOST_CHARACTERS", 10_000)
+    (found,) = documents.sources(str(tmp_path / "books.parquet"))
+    assert len(found) == 10
+
+
 def test_windows_are_no_longer_than_a_models_context(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a" * 20 * WINDOW)
     assert load(str(tmp_path / "a.txt"), tokenizer(), 4 * WINDOW, context=128).windows.shape == (16, 128)

@@ -6,12 +6,15 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rewired.convert.cli_select import _print
 from rewired.convert.select import select
+from rewired.convert.select.scores import Measured
 from tests.convert.checkpoints import run, snapshot
 from tests.convert.select.asking import ask
 
@@ -30,6 +33,19 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     config = json.loads(next(tmp_path.glob("dense-desync*/config.json")).read_text())
     told = json.loads((out / "selection.json").read_text())["candidates"][0]
     assert config["refit"]["kl"] == pytest.approx(told["measured"]["refitted"], abs=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [0.2, 0.4])
+def test_last_layers_that_measure_better_are_said(
+    chosen: float, dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = select(str(dense), tmp_path / "out", ask(text, budget=1, measure=False))
+    measured = [
+        replace(done.candidates[0], name=name, measured=Measured(1.0, kl, 0.1))
+        for name, kl in (("chosen", chosen), ("the last 1", 0.3))
+    ]
+    _print(replace(done, candidates=measured), ["ladder"], "convert ...")
+    assert ("Measured, the last 1 are better" in capsys.readouterr().out) == (chosen > 0.3)
 
 
 BAD = {
