@@ -31,7 +31,6 @@ _TELLS = (  # nothing of what is trained
     "run_name",
     "project",
     "disable_tqdm",
-    "dataset_num_proc",
     "dataloader_num_workers",
     "dataloader_pin_memory",
     "dataloader_persistent_workers",

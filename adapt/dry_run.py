@@ -5,19 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
 from transformers import Trainer
 
+from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 
 from . import begun
 from .inputs import inputs
 from .recipe import LORA, Recipe, Stage
-from .start import RECORD
+from .start import changes
 from .trainable import first_changed, rewired_layers
 
 _GB = 1e9
@@ -83,16 +84,21 @@ def _teacher_count(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) 
     """The parameters that one device holds of the original beside the student's."""
     if not (recipe.distills or config.eval_steps):
         return 0
+    changed, ends_changed = changes(cast(RewiredLlamaConfig, model.config))
+    first = -1 if ends_changed or recipe.align else first_changed(model, changed)
     if recipe.is_sharded:  # it shares nothing
-        below = model.model.layers[: 0 if recipe.align else max(first_changed(model), 0)]
-        whole = _count(model) - sum(map(_count, below))
+        whole = _count(model) - sum(map(_count, model.model.layers[: max(first, 0)]))
         return whole if recipe.align else whole // (recipe.fsdp_size * recipe.tp_size)
-    if recipe.train == "all":
-        return _count(model)
-    is_original = not any(getattr(model.config, key, None) for key in ("refit", RECORD))
-    if recipe.train != "rewired" and is_original:
-        return 0
-    return sum(_count(model.model.layers[index]) for index in rewired_layers(model.config))
+    ends = [model.model.norm, model.lm_head] + [model.model.embed_tokens] * (first < 0)
+    layers = list(enumerate(model.model.layers))[max(first, 0) :]
+    own = [_own(layer, index in changed) for index, layer in layers]
+    return sum(own) + _own(torch.nn.ModuleList(ends), ends_changed)
+
+
+def _own(module: torch.nn.Module, is_changed: bool) -> int:
+    """What the teacher has for itself: parameters that are not the original's, or will not be."""
+    parameters = [parameter for name, parameter in module.named_parameters() if "lora_" not in name]
+    return sum(parameter.numel() for parameter in parameters if is_changed or parameter.requires_grad)
 
 
 def _count(module: torch.nn.Module, is_trained: bool = False) -> int:

@@ -21,13 +21,21 @@ def check(config: SFTConfig, distills: bool) -> None:
         raise ValueError(f"eval_steps is {config.eval_steps}: give a number of whole steps.")
     if config.packing and config.max_length is None:
         raise ValueError("packing fills rows of max_length tokens: give one.")
+    if config.train_sampling_strategy not in ("random", "sequential"):
+        raise ValueError(
+            f"train_sampling_strategy is '{config.train_sampling_strategy}', whose order --resume does not find again: "
+            "give random or sequential; packing saves the padding, too."
+        )
     if config.save_strategy == "best":
         raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
     if config.activation_offloading and not torch.cuda.is_available():
         raise ValueError("activation_offloading is from a GPU to its host, and here is none: leave it out.")
-    for name in ("model_init_kwargs", "lr_scheduler_kwargs"):
+    for name in ("model_init_kwargs", "lr_scheduler_kwargs", "activation_checkpointing_kwargs"):
         if isinstance(getattr(config, name), str):
             raise ValueError(f"{name} is '{getattr(config, name)}': give a mapping.")
+    options: Any = config.activation_checkpointing_kwargs or {}
+    if options.get("use_reentrant"):
+        raise ValueError("use_reentrant: what a rewired layer passes on is no single tensor, so leave it out.")
     _check_dtype(config.model_init_kwargs or {})
     _check_optimizer(config)
     if distills:

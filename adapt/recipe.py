@@ -111,6 +111,8 @@ class Recipe:
             raise ValueError(
                 "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
             )
+        if self.align and self.tp_size > 1:
+            raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
         if self.train == LORA and self.is_sharded:
             raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
         if not isinstance(self.wiring, list | None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from .card import card
 from .plots import curves
 from .recipe import Stage
 from .start import RECORD, Start
+from .trainable import changed_by_training
 
 _COPIED = (*COMPANION_FILES, "*.py")  # of the start; an output_dir may lie in its folder
 
@@ -31,7 +31,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
     config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
-    layers, ends = _changed(model, start)
+    layers, ends = changed_by_training(model)
     tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
@@ -39,8 +39,8 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     before = config.get(RECORD, {"tokens": 0})
     config[RECORD] = {
         "base": start.base,
-        "layers": layers,
-        "ends": ends,
+        "layers": sorted(layers | set(start.changed)),
+        "ends": ends or start.ends_changed,
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),
@@ -97,11 +97,3 @@ def _trained(model: str) -> Path | None:
     """The folder of a checkpoint, if a training made it."""
     folder = checkpoint_folder(model)
     return folder if RECORD in Checkpoint.open(folder).config else None
-
-
-def _changed(model: Any, start: Start) -> tuple[list[int], bool]:
-    """The layers whose weights are not the original's any more, and whether any beside the layers are not."""
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
-    layers = {int(number[1]) for number in numbers if number}
-    return sorted(layers | set(start.changed)), start.ends_changed or None in numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rewired.sources import checkpoint_folder, find_source
 
 from .lora import add_lora
 from .recipe import LORA, Recipe
-from .trainable import choose, rewired_layers
+from .trainable import changed_by_training, choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
 
@@ -69,6 +70,10 @@ def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
         raise ValueError(
             "align and hidden_weight compare what rewired layers give, and this model has none: leave them out."
         )
+    return _without_weights(config, recipe)
+
+
+def _without_weights(config: RewiredLlamaConfig, recipe: Recipe) -> RewiredLlamaForCausalLM:
     with torch.device("meta"):
         model = RewiredLlamaForCausalLM(config)
     if recipe.train == LORA:
@@ -80,7 +85,7 @@ def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
 
 def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
     """The model's, after the last of `recipes` rewired it. Raises ValueError for what `convert` would refuse."""
-    first, *others = recipes
+    first = recipes[0]
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
         if first.wiring is None:
@@ -88,8 +93,11 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
         else:
             plan = convert(first.model, Path(scratch) / "start", _request(first, checkpoint), dry_run=True).plan
             checkpoint = _rewired(checkpoint, plan)
-    for number, recipe in enumerate(others, start=1):
-        trained = {RECORD: {"base": {"name": first.model}}}
+    for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
+        config = RewiredLlamaConfig.from_dict(checkpoint.config)
+        (earlier, ends_earlier), (layers, ends) = changes(config), changed_by_training(_without_weights(config, before))
+        record = {"layers": sorted(layers.union(earlier)), "ends": ends or ends_earlier}
+        trained = {RECORD: {"base": {"name": first.model}} | record}
         made = Path(f"What stage {number} makes")
         checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
         if recipe.wiring is not None:
@@ -121,12 +129,18 @@ def _opened(folder: Path, model: str) -> Start:
     """The start in `folder`, which was made of the checkpoint `model` or is it."""
     config = Checkpoint.open(folder).config
     _check_rewired(folder, config)
-    if trained := config.get(RECORD):
-        return Start(folder, trained["base"], tuple(trained["layers"]), trained["ends"])
-    if refitted := config.get("refit"):
-        changed = rewired_layers(RewiredLlamaConfig.from_pretrained(folder))
-        return Start(folder, refitted["base"], tuple(changed))
-    return Start(folder, base.record(find_source(model), checkpoint_folder(model)))
+    changed, ends_changed = changes(RewiredLlamaConfig.from_pretrained(folder))
+    earlier = config.get(RECORD) or config.get("refit")
+    made_from = earlier["base"] if earlier else base.record(find_source(model), checkpoint_folder(model))
+    return Start(folder, made_from, tuple(changed), ends_changed)
+
+
+def changes(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
+    """What a checkpoint's config says of its weights: which layers' are not the original's any more, and whether any
+    beside the layers are not."""
+    if trained := getattr(config, RECORD, None):
+        return trained["layers"], trained["ends"]
+    return (rewired_layers(config) if getattr(config, "refit", None) else []), False
 
 
 def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:

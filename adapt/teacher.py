@@ -75,7 +75,7 @@ def beside(
     last norm and head. `shares` is False where the student's modules are no use outside of it. With `whole`, the
     teacher runs all layers itself. Weights of its own are held in `dtype` on `device`, where the student will be.
     """
-    first = -1 if ends_changed or whole else first_changed(student)
+    first = -1 if ends_changed or whole else first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
     parts = _Parts(files, dtype or student.dtype, device or student.device, shares)
     config, start = deepcopy(student.config), max(first, 0)
@@ -104,6 +104,7 @@ def beside(
 def sharded(
     student: RewiredLlamaForCausalLM,
     original: Path,
+    changed: Collection[int] = (),
     ends_changed: bool = False,
     dtype: torch.dtype | None = None,
     distributed: DistributedConfig | None = None,
@@ -112,7 +113,7 @@ def sharded(
 
     Transformers leaves the last norm and the head whole once they have run.
     """
-    first = -1 if ends_changed else first_changed(student)
+    first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
     model: Any = type(student).from_pretrained(

@@ -16,12 +16,12 @@ from accelerate import PartialState
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from transformers.distributed import DistributedConfig
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, set_seed
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, set_seed
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sources import checkpoint_folder
 
-from . import begun
+from . import begun, checkpoints
 from .alignment import add_alignment
 from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence, StopWhenDiverged
 from .distillation import add_losses
@@ -48,7 +48,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     begun.check_free(out, resume)
     for stage in stages:
-        _check_ranks(stage.recipe, state.num_processes)
+        _check_ranks(stage, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
     folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
     made = [*(folder / "final" for folder in folders[:-1]), out / "final"]
@@ -78,8 +78,17 @@ def _following(stage: Stage, made: Path) -> Stage:
     return replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
 
 
-def _check_ranks(recipe: Recipe, ranks: int) -> None:
-    """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched."""
+def _check_ranks(stage: Stage, ranks: int) -> None:
+    """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched, or not
+    of a kind that trains so."""
+    recipe, gpus = stage.recipe, stage.config.n_gpu
+    if gpus > 1:
+        raise ValueError(
+            f"One process sees {gpus} GPUs: launch one for each, by torchrun --nproc-per-node {gpus} -m rewired.adapt "
+            "RECIPE, or let it see a single one by CUDA_VISIBLE_DEVICES=0."
+        )
+    if recipe.tp_size > 1 and stage.config.device.type == "cpu":
+        raise ValueError("tp_size needs GPUs, since accelerate lets no CPUs share a layer: leave it out here.")
     if recipe.is_sharded and recipe.ranks != ranks:
         raise ValueError(
             f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
@@ -93,7 +102,9 @@ def _run(stage: Stage, folder: Path, made: Path, given: Inputs, on_layer: Callab
         state.print(note)
     with state.main_process_first():
         start = prepare(recipe, folder / "start", on_layer)
-    last = get_last_checkpoint(folder)
+    last, broken = checkpoints.last_whole(folder)
+    if broken:
+        state.print(f"{', '.join(broken)}: broken, so this goes on from {last}.")
     trainer = make_trainer(recipe, stage.config, folder, start, given, last)
     _train(trainer, last, folder)
     for note in data.streamed():
@@ -116,10 +127,10 @@ def _train(trainer: AdaptTrainer, last: str | None, folder: Path) -> None:
             trainer.train(resume_from_checkpoint=last)
     except DivergedError as error:
         for bad in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            if state.is_main_process and int(bad.name.rpartition("-")[2]) > error.good:
+            if state.is_main_process and checkpoints.step(bad) > error.good:
                 shutil.rmtree(bad)
         state.wait_for_everyone()
-        saved = get_last_checkpoint(folder)
+        saved, _ = checkpoints.last_whole(folder)
         kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
         raise ValueError(
             f"{error}: stopped, and {kept}. A smaller learning_rate, and another output_dir, is the usual cure."
@@ -174,6 +185,9 @@ def load_model(recipe: Recipe, config: Any, folder: Path) -> Any:
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     config.model_init_kwargs = None
+    # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
+    # backward would run through all the frozen layers below
+    model.enable_input_require_grads = lambda: None
     if recipe.is_sharded and recipe.tp_size == 1 and model.config.tie_word_embeddings:
         tie(model)
     if recipe.train == LORA:
@@ -186,7 +200,7 @@ def make_teacher(model: Any, recipe: Recipe, config: Any, start: Start) -> Teach
     """The original of the student in `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
     if recipe.is_sharded and not recipe.align:  # which runs the original's projections by themselves
-        return sharded(model, start.original, start.ends_changed, dtype, _distributed(recipe))
+        return sharded(model, start.original, start.changed, start.ends_changed, dtype, _distributed(recipe))
     return beside(
         _bare(model),
         start.original,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,7 @@ def _everything(name: str, rewired: tuple[str, ...]) -> bool:
     return True
 
 
-def _rewired_layers(name: str, rewired: tuple[str, ...]) -> bool:
+def _in_rewired_layers(name: str, rewired: tuple[str, ...]) -> bool:
     return name.startswith(rewired)
 
 
@@ -24,7 +25,7 @@ def _norms_and_gains(name: str, rewired: tuple[str, ...]) -> bool:
 
 CHOICES: dict[str, Callable[[str, tuple[str, ...]], bool]] = {
     "all": _everything,
-    "rewired": _rewired_layers,
+    "rewired": _in_rewired_layers,
     "norms_and_gains": _norms_and_gains,
 }
 
@@ -34,15 +35,22 @@ def rewired_layers(config: Any) -> list[int]:
     return [index for index, modules in enumerate(config.module_wirings()) if any(m.is_rewired for m in modules)]
 
 
-def first_changed(model: RewiredLlamaForCausalLM) -> int:
-    """The first layer that computes something else than the original's, or will once it is trained; -1 where that is
-    the embedding, and the number of layers where nothing is."""
+def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ()) -> int:
+    """The first layer that computes something else than the original's, as those in `changed` do, or will once it is
+    trained; -1 where that is the embedding, and the number of layers where nothing is."""
     if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
         return -1
     trained = [
         index for index, layer in enumerate(model.model.layers) if any(p.requires_grad for p in layer.parameters())
     ]
-    return min([*rewired_layers(model.config), *trained], default=model.config.num_hidden_layers)
+    return min([*rewired_layers(model.config), *trained, *changed], default=model.config.num_hidden_layers)
+
+
+def changed_by_training(model: nn.Module) -> tuple[set[int], bool]:
+    """The layers in which anything is trained, and whether anything is beside the layers."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in names]
+    return {int(number[1]) for number in numbers if number}, None in numbers
 
 
 def choose(model: RewiredLlamaForCausalLM, train: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
+from . import checkpoints
 from .callbacks import DivergedError
 from .distillation import Losses
 
-_RECORD = "adapt.json"  # of a checkpoint: the tokens that were trained on, and the other files' sizes
 _SAVING = ".saving"  # checkpoints are written here, and moved to their place when they are whole
 
 
@@ -74,7 +73,7 @@ class AdaptTrainer(SFTTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """SFTTrainer's; tokens are counted on where a training is gone on with."""
         if isinstance(resume_from_checkpoint, str):
-            self._total_train_tokens = _tokens_seen(Path(resume_from_checkpoint))
+            self._total_train_tokens = checkpoints.tokens_seen(Path(resume_from_checkpoint))
         self._logged = (time.perf_counter(), self._total_train_tokens)
         found = super().train(resume_from_checkpoint, *args, **kwargs)
         self._check_last_step()
@@ -93,7 +92,7 @@ class AdaptTrainer(SFTTrainer):
 
     def load_finished(self, checkpoint: str) -> bool:
         """Take what is in `checkpoint`, if that is where the training ends: transformers would train a step more."""
-        tokens = _tokens_seen(Path(checkpoint))
+        tokens = checkpoints.tokens_seen(Path(checkpoint))
         state = type(self.state).load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         if self.args.max_steps > 0:
             is_finished = state.global_step >= self.args.max_steps
@@ -138,29 +137,8 @@ class AdaptTrainer(SFTTrainer):
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            record = {"tokens": self._total_train_tokens, "files": _sizes(out / _SAVING / name)}
-            (out / _SAVING / name / _RECORD).write_text(json.dumps(record, indent=1))
+            checkpoints.record(out / _SAVING / name, self._total_train_tokens)
             shutil.rmtree(out / name, ignore_errors=True)
             (out / _SAVING / name).rename(out / name)
             rotate_checkpoints(str(out), self.args.save_total_limit, use_mtime=False)
         self.accelerator.wait_for_everyone()
-
-
-def _sizes(checkpoint: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(checkpoint)): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != _RECORD
-    }
-
-
-def _tokens_seen(checkpoint: Path) -> int:
-    """Before `checkpoint`. Raises ValueError where a file of it is not as it was saved."""
-    problem = f"{checkpoint} is broken: delete it, and --resume goes on from the one before it, if there is one."
-    try:
-        record = json.loads((checkpoint / _RECORD).read_text())
-    except (OSError, ValueError):
-        raise ValueError(problem) from None
-    if record["files"].items() - _sizes(checkpoint).items():
-        raise ValueError(problem)
-    return int(record["tokens"])

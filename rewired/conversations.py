@@ -11,14 +11,16 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_row(row: Any, where: str) -> Document:
-    """A row with `text`, `messages`, `conversations` (as ShareGPT), or `instruction` and `output` (as Alpaca).
+    """A row with `messages`, `conversations` (as ShareGPT), `instruction` and `output` (as Alpaca), or `text`.
 
-    A `system` beside turns is the first of them. Raises ValueError, which says `where`, for another shape.
+    A `system` beside turns is the first of them, and a `text` beside them is taken for a copy. Raises ValueError, which
+    says `where`, for another shape.
     """
     try:
         if isinstance(row, str):
             return row
-        if row.get("text"):
+        has_turns = row.get("messages") or row.get("conversations") or (row.get("instruction") and row.get("output"))
+        if row.get("text") and not has_turns:
             return _words(row["text"])
         turns = _turns(row)
         if turns is None:

@@ -27,9 +27,11 @@ def test_every_shape_of_row_is_read(tmp_path: Path) -> None:
     }
     expected = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
     shapes["an empty text beside"] = shapes["messages"] | {"text": ""}
+    shapes["a text beside"] = shapes["alpaca"] | {"text": "### Instruction: q ### Response: a"}
     for name, row in shapes.items():
         assert texts(load(str(write_rows(tmp_path / f"{name}.jsonl", [row])))) == [expected], name
-    assert texts(load(str(write_rows(tmp_path / "text.jsonl", [{"text": "plain"}])))) == ["plain</s>"]
+    for number, row in enumerate(({"text": "plain"}, {"text": "plain", "messages": [], "instruction": None})):
+        assert texts(load(str(write_rows(tmp_path / f"text-{number}.jsonl", [row])))) == ["plain</s>"]
     for name in ("messages", "sharegpt", "alpaca"):
         row = shapes[name] | {"system": "Be kind."}
         (told,) = texts(load(str(write_rows(tmp_path / f"system-{name}.jsonl", [row]))))

@@ -159,6 +159,19 @@ def test_refitted_layers_learn_from_the_base(dense: Path, tmp_path: Path) -> Non
         torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
 
 
+def test_layers_below_that_were_trained_before_are_the_originals_too(dense: Path, tmp_path: Path) -> None:
+    """No layer is trained below the first rewired one now, but one was."""
+    folder = make_rewired(dense, tmp_path / "m", LADDER)
+    student: Any = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        student.model.layers[1].mlp.down_proj.weight.mul_(0.5)
+    choose(student, "rewired")
+    add_losses(student, beside(student, dense, changed=[1]), TokenLoss(ce=0, kd=1), 0.0, [2, 3])
+    ids = batch()["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
+
+
 def test_checkpointed_activations_give_the_same_gradients(dense: Path, tmp_path: Path) -> None:
     folder, given = make_rewired(dense, tmp_path / "m", LADDER), batch()
     grads = []

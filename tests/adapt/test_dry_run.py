@@ -103,6 +103,27 @@ def test_a_device_holds_a_part_of_a_model_that_is_split(
     assert part == {name: pytest.approx(size / 4, abs=0.01) for name, size in whole.items()}
 
 
+@pytest.mark.parametrize(
+    ("before", "own"),
+    [("rewired", 2 * PER_LAYER), ("norms_and_gains", 2 * PER_LAYER), ("all", None)],
+)
+def test_the_teacher_of_a_later_stage_has_what_was_trained_before(
+    before: str,
+    own: int | None,
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And the whole of it after a stage that trained everything."""
+    keys |= {"stages": [{"train": before}, {"train": "rewired"}]}
+    monkeypatch.setattr(dry_run, "_GB", 4)
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    last = capsys.readouterr().out.rpartition("Memory")[2]
+    sizes = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) GB", last)}
+    assert sizes["teacher"] == (sizes["weights"] if own is None else own)
+
+
 def test_what_the_training_would_refuse_it_refuses(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

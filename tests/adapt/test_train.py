@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.start import original_of
 from rewired.convert import RefitRequest, Request, convert
+from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
 
 from .world import check_names, command, conversations, logged, train, weights, write_recipe, write_rows
 
@@ -85,6 +86,24 @@ def test_a_model_that_an_earlier_version_trained_is_gone_on_with(keys: dict[str,
     (made / "config.json").write_text(json.dumps(config))
     again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "wiring": None, "output_dir": str(tmp_path / "2")})
     assert json.loads((again / "config.json").read_text())["adapted"]["tokens_before"] == seen
+
+
+def test_nothing_runs_back_through_frozen_layers(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where activations are computed once more, too, which is the default: what these layers give has no gradient."""
+    with_gradients = set[int]()
+    plain = RewiredLlamaDecoderLayer.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = plain(self, *args, **kwargs)
+        if any(isinstance(part, torch.Tensor) and part.requires_grad for part in (given, *given)):
+            with_gradients.add(self.self_attn.layer_idx)
+        return given
+
+    monkeypatch.setattr(RewiredLlamaDecoderLayer, "forward", forward)
+    train(tmp_path / "r.yaml", **keys | {"max_steps": 1, "activation_checkpointing": True})
+    assert with_gradients == {2, 3}
 
 
 def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -219,6 +238,10 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
         ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),
         ({"wiring": None}, "give a wiring"),
         ({"wiring": [{"layers": "2-9", "preset": "ladder"}]}, "2-9"),
+        ({"train_sampling_strategy": "group_by_length"}, "whose order --resume does not find again"),
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant: "),
+        ({"align": True, "tp_size": 2}, "leave tp_size out"),
+        ({"tp_size": 2}, "tp_size needs GPUs"),
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
         ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
         ({"report_to": "nowhere"}, "nowhere"),
@@ -239,6 +262,14 @@ def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[
     with pytest.raises(ValueError, match=problem):
         train(tmp_path / "r.yaml", **keys | changes)
     assert not (tmp_path / "out").exists(), "before anything is converted"
+
+
+def test_several_gpus_want_a_launcher(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL would say so after the refit."""
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match="One process sees 2 GPUs: launch one for each, by torchrun"):
+        train(tmp_path / "r.yaml", **keys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_one_sentence(
