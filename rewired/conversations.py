@@ -19,9 +19,6 @@ def read_row(row: Any, where: str) -> Document:
     try:
         if isinstance(row, str):
             return row
-        has_turns = row.get("messages") or row.get("conversations") or (row.get("instruction") and row.get("output"))
-        if row.get("text") and not has_turns:
-            return _words(row["text"])
         turns = _turns(row)
         if turns is None:
             return _words(row["text"])
@@ -36,14 +33,15 @@ def read_row(row: Any, where: str) -> Document:
 
 
 def _turns(row: Any) -> Conversation | None:
-    """None where the row can only be a text."""
+    """None where the row is a text, and no turns are beside."""
+    has_turns = row.get("messages") or row.get("conversations") or (row.get("instruction") and row.get("output"))
+    if row.get("text") is not None and not has_turns:
+        return None
     if row.get("messages") is not None:
         return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
     if row.get("conversations") is not None:
         turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
         return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns]
-    if row.get("text") is not None and row.get("instruction") is None:
-        return None
     question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))
     return [{"role": "user", "content": question}, {"role": "assistant", "content": _words(row["output"])}]
 
