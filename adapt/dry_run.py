@@ -18,7 +18,7 @@ from rewired.sources import find_source
 from . import begun
 from .inputs import inputs
 from .recipe import LORA, Recipe, Stage
-from .start import changes
+from .start import changed_before
 from .trainable import first_changed, rewired_layers
 
 _GB = 1e9
@@ -84,12 +84,12 @@ def _teacher_count(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) 
     """The parameters that one device holds of the original beside the student's."""
     if not (recipe.distills or config.eval_steps):
         return 0
-    changed, ends_changed = changes(cast(RewiredLlamaConfig, model.config))
+    changed, ends_changed = changed_before(cast(RewiredLlamaConfig, model.config))
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
     if recipe.is_sharded:  # it shares nothing
         whole = _count(model) - sum(map(_count, model.model.layers[: max(first, 0)]))
         return whole if recipe.align else whole // (recipe.fsdp_size * recipe.tp_size)
-    ends = [model.model.norm, model.lm_head] + [model.model.embed_tokens] * (first < 0)
+    ends = [model.model.norm, model.lm_head, *([model.model.embed_tokens] if first < 0 else [])]
     layers = list(enumerate(model.model.layers))[max(first, 0) :]
     own = [_own(layer, index in changed) for index, layer in layers]
     return sum(own) + _own(torch.nn.ModuleList(ends), ends_changed)

@@ -22,7 +22,7 @@ from .card import card
 from .plots import curves
 from .recipe import Stage
 from .start import RECORD, Start
-from .trainable import changed_by_training
+from .trainable import changed_after
 
 _COPIED = (*COMPANION_FILES, "*.py")  # of the start; an output_dir may lie in its folder
 
@@ -31,7 +31,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
     config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
-    layers, ends = changed_by_training(model)
+    layers, ends = changed_after(model, start.changed, start.ends_changed)
     tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
@@ -39,8 +39,8 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     before = config.get(RECORD, {"tokens": 0})
     config[RECORD] = {
         "base": start.base,
-        "layers": sorted(layers | set(start.changed)),
-        "ends": ends or start.ends_changed,
+        "layers": layers,
+        "ends": ends,
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),

@@ -21,7 +21,7 @@ from rewired.sources import checkpoint_folder, find_source
 
 from .lora import add_lora
 from .recipe import LORA, Recipe
-from .trainable import changed_by_training, choose, rewired_layers
+from .trainable import changed_after, choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
 
@@ -95,9 +95,8 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
             checkpoint = _rewired(checkpoint, plan)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
         config = RewiredLlamaConfig.from_dict(checkpoint.config)
-        (earlier, ends_earlier), (layers, ends) = changes(config), changed_by_training(_without_weights(config, before))
-        record = {"layers": sorted(layers.union(earlier)), "ends": ends or ends_earlier}
-        trained = {RECORD: {"base": {"name": first.model}} | record}
+        layers, ends = changed_after(_without_weights(config, before), *changed_before(config))
+        trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends}}
         made = Path(f"What stage {number} makes")
         checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
         if recipe.wiring is not None:
@@ -129,13 +128,13 @@ def _opened(folder: Path, model: str) -> Start:
     """The start in `folder`, which was made of the checkpoint `model` or is it."""
     config = Checkpoint.open(folder).config
     _check_rewired(folder, config)
-    changed, ends_changed = changes(RewiredLlamaConfig.from_pretrained(folder))
+    changed, ends_changed = changed_before(RewiredLlamaConfig.from_pretrained(folder))
     earlier = config.get(RECORD) or config.get("refit")
     made_from = earlier["base"] if earlier else base.record(find_source(model), checkpoint_folder(model))
     return Start(folder, made_from, tuple(changed), ends_changed)
 
 
-def changes(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
+def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
     """What a checkpoint's config says of its weights: which layers' are not the original's any more, and whether any
     beside the layers are not."""
     if trained := getattr(config, RECORD, None):

@@ -46,11 +46,13 @@ def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ())
     return min([*rewired_layers(model.config), *trained, *changed], default=model.config.num_hidden_layers)
 
 
-def changed_by_training(model: nn.Module) -> tuple[set[int], bool]:
-    """The layers in which anything is trained, and whether anything is beside the layers."""
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in names]
-    return {int(number[1]) for number in numbers if number}, None in numbers
+def changed_after(model: nn.Module, changed: Collection[int], ends_changed: bool) -> tuple[list[int], bool]:
+    """Once `model` is trained: the layers whose weights are not the original's, as those in `changed` are not before,
+    and whether any beside the layers are not."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
+    layers = {int(number[1]) for number in numbers if number}
+    return sorted(layers.union(changed)), ends_changed or None in numbers
 
 
 def choose(model: RewiredLlamaForCausalLM, train: str) -> None:
