@@ -48,7 +48,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     begun.check_free(out, resume)
     for stage in stages:
-        _check_ranks(stage, state.num_processes)
+        _check_devices(stage, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
     folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
     made = [*(folder / "final" for folder in folders[:-1]), out / "final"]
@@ -78,7 +78,7 @@ def _following(stage: Stage, made: Path) -> Stage:
     return replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
 
 
-def _check_ranks(stage: Stage, ranks: int) -> None:
+def _check_devices(stage: Stage, ranks: int) -> None:
     """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched, or not
     of a kind that trains so."""
     recipe, gpus = stage.recipe, stage.config.n_gpu
