@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from quality import FOLDER, MODEL, WIRINGS, compare, held_out, is_current, told
 from transformers.utils import logging
 
@@ -49,19 +50,20 @@ def main() -> None:
             for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
                 if which not in wanted:
                     continue
-                found = measured(candidate.wiring)
-                if found is None:
-                    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                        request_of_it = Request(candidate.wiring, refit=RefitRequest(tokens=TOKENS))
-                        out = convert(source, Path(folder) / "model", request_of_it).out
-                        found = {kind: told(one) for kind, one in compare(source, out, texts).items()}
+                found = measured_before(candidate.wiring) or measured(candidate.wiring, source, texts)
                 row = [name, which, candidate.wiring, candidate.exposed, candidate.price, found, RECIPE]
                 with RESULT.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, which, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
 
 
-def measured(wiring: list[dict[str, Any]]) -> dict[str, Any] | None:
+def measured(wiring: list[dict[str, Any]], source: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
+        out = convert(source, Path(scratch) / "model", Request(wiring, refit=RefitRequest(tokens=TOKENS))).out
+        return {kind: told(one) for kind, one in compare(source, out, texts).items()}
+
+
+def measured_before(wiring: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What bench/quality.py found of it."""
     for line in (FOLDER / "measured.jsonl").read_text().splitlines():
         row = json.loads(line)
