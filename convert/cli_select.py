@@ -146,7 +146,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     console.print(grid)
     if len(done.candidates) == 1:
         console.print("These are the last layers, which the papers take, too.", highlight=False)
-    chosen, last = (done.candidates[number].measured for number in (0, -1))
+    chosen, last = done.candidates[0].measured, done.candidates[-1].measured
     if chosen and last and chosen.refitted > last.refitted:
         console.print(f"Measured, {done.candidates[-1].name} are better: score on more --tokens.", highlight=False)
     console.print(
