@@ -148,7 +148,7 @@ def _load_dataset(name: str, config: str | None = None, **options: Any) -> list[
         rows = datasets.load_dataset(name, config, split="train", streaming=True, **options)
         if rows.num_shards > 1:
             rows = rows.shuffle(seed=0, buffer_size=_MOST_DOCUMENTS)
-        return list(_first(islice(rows, _MOST_DOCUMENTS)))
+        return list(_enough(islice(rows, _MOST_DOCUMENTS)))
     except ImportError:
         raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
@@ -156,8 +156,8 @@ def _load_dataset(name: str, config: str | None = None, **options: Any) -> list[
         raise ValueError(f"The dataset {options.get('data_files', name)} cannot be loaded ({reason}).") from None
 
 
-def _first(rows: Iterable[T]) -> Iterator[T]:
-    """Rows until there is enough to read."""
+def _enough(rows: Iterable[T]) -> Iterator[T]:
+    """The first rows, as many as are read of a text file."""
     read = 0
     for row in rows:
         yield row
