@@ -40,7 +40,7 @@ class Sweep:
 
     `gains` and `matrices` say what is fitted. Fitted weights are rounded to what they will be stored in, `dtype` or,
     where that is None, what the source has them in, before the next module is fitted on what they make. `seconds` is
-    how long the original took for all tokens, its head left out.
+    how long the original takes for all tokens, its head left out.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Sweep:
         self.dtype = getattr(torch, dtype) if dtype else None
         self.shelf, self.gains, self.matrices = shelf, gains, matrices
         self.device = weights.device
+        self.tokens = sum(texts.numel() for held_out in (False, True) for texts in calibration.texts(held_out))
         self.seconds = 0.0
         config._attn_implementation = "sdpa"
         dense = resolve(complete([], config.num_hidden_layers), config.num_hidden_layers, config.hidden_size)
@@ -74,10 +75,12 @@ class Sweep:
         Raises BrokenWeightsError where these are no numbers.
         """
         batches = self.start()
-        first = next(index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves))
+        rewired = [index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves)]
         for index in range(self.config.num_hidden_layers):
             fits = list[Fit]()
-            if index < first:
+            if index > rewired[-1]:  # nothing is fitted any more
+                batches = [batch for batch in batches if batch.is_measured]
+            if index < rewired[0]:
                 self.pass_layer(index, batches)
             elif known := finished.read(index):
                 fits = self.fit_layer(index, batches, known)[1]
@@ -175,7 +178,8 @@ class Sweep:
         for batch in batches:
             stream = self._step(half, ResidualStream(batch.original))
             batch.original = self.shelf.put(stream.total(half.shards))
-        self.seconds += self._now() - started
+        tokens = sum(batch.original.shape[:2].numel() for batch in batches)
+        self.seconds += (self._now() - started) * self.tokens / tokens
 
     def _step_converted(self, half: Half, batches: Sequence[Batch]) -> None:
         for batch in batches:

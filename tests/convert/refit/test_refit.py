@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Conversion, RefitRequest, Request, convert
+from rewired.convert.refit.fitting import Batch
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
@@ -38,6 +39,27 @@ def test_what_it_tells_is_what_the_checkpoint_does(
         assert told.perplexity == pytest.approx(measured.perplexity, rel=1e-3)
         assert told.tokens == measured.tokens
     assert refitted.refit.after.kl < 0.5 * refitted.refit.before.kl
+
+
+def test_above_the_last_rewired_layer_runs_only_what_measures(
+    dense: Path, text: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit_layer, texts_of = Sweep.fit_layer, dict[int, int]()
+
+    def watched(self: Sweep, index: int, batches: list[Batch], *known: Any) -> Any:
+        texts_of[index] = sum(batch.original.shape[0] for batch in batches)
+        return fit_layer(self, index, batches, *known)
+
+    monkeypatch.setattr(Sweep, "fit_layer", watched)
+    done = convert(dense, tmp_path / "model", replace(request_of, wiring=[{"layers": "0-2", "preset": "ladder"}]))
+    calibration = load(str(text), AutoTokenizer.from_pretrained(dense), 6144)
+    windows = calibration.windows[torch.tensor(calibration.held_out)]
+    assert texts_of[0] == texts_of[1] > len(calibration.windows)
+    assert texts_of[2] == texts_of[3] == len(windows)
+    measured = divergence(lambda ids: logits(dense, ids), lambda ids: logits(done.out, ids), windows)
+    assert done.refit is not None
+    assert done.refit.after.kl == pytest.approx(measured.kl, rel=1e-3)
+    assert done.refit.passes is not None
 
 
 def test_only_rewired_layers_change(refitted: Conversion, dense: Path) -> None:
