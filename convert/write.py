@@ -155,7 +155,8 @@ def new_config(job: Job) -> dict[str, Any]:
     if job.request.dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": job.request.dtype}
     if job.request.to_llama:
-        return _of_source(config) | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
+        unfitted = {name: value for name, value in _of_source(config).items() if name not in ("refit", "calibrated")}
+        return unfitted | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
     return wired_config(config, job.plan.regions, job.plan.tp_shards)
 
 

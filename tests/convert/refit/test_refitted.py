@@ -64,6 +64,15 @@ def test_another_wiring_is_refused_with_a_pointer_to_the_original(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_fit_of_what_lacks_nothing_leaves_the_way_back_open(dense: Path, text: Path, tmp_path: Path) -> None:
+    waiting = [{"layers": "1-4", "preset": "ladder", "overlap": False}]
+    fitted = convert(dense, tmp_path / "fitted", Request(waiting, refit=RefitRequest(str(text), 2048))).out
+    back = convert(fitted, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True)).out
+    config = json.loads((back / "config.json").read_text())
+    assert config["model_type"] == "llama" and not {"refit", "calibrated"} & config.keys()
+    torch.testing.assert_close(logits(back, TOKENS), logits(dense, TOKENS), rtol=1e-4, atol=1e-4)
+
+
 def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path) -> None:
     """They are not fitted then: they may go back, and no refit takes the whole for fitted."""
     more = convert(refitted.out, tmp_path / "more", Request([{"layers": "0-1", "preset": "ladder"}])).out
