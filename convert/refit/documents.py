@@ -88,36 +88,55 @@ def _read(path: Path) -> list[Document]:
 
 
 def _read_text(path: Path) -> list[Document]:
-    """A document a line where lines are long, as in dumps of articles; else the whole file is one."""
+    """A document a line where lines are long, as in dumps of articles; else lines as many as an article's length."""
     with _decoded(path) as file:
         text = file.read(_MOST_CHARACTERS)
     lines = [line for line in text.split("\n") if line.strip()]
     is_dump = len(lines) > 1 and len(text) / len(lines) > _ARTICLE / 4
-    return shuffled(line[:_ARTICLE] for line in lines) if is_dump else [text]
+    return shuffled((line[:_ARTICLE] for line in lines) if is_dump else _pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text` cut where lines end: books, or many short articles, are read from all over."""
+    piece, size = list[str](), 0
+    for line in text.split("\n"):
+        piece.append(line)
+        size += len(line) + 1
+        if size >= _ARTICLE:
+            yield "\n".join(piece)
+            piece, size = [], 0
+    yield "\n".join(piece)
 
 
 def _read_json(path: Path) -> list[Document]:
     with _decoded(path) as file:
-        try:
-            rows = json.load(file) if path.suffix == ".json" else [json.loads(line) for line in _sample(file)]
-        except UnicodeDecodeError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read as {path.suffix[1:]} ({error}).") from None
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} is no list of rows.")
-    return shuffled(read_row(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
+        if path.suffix == ".jsonl":
+            rows = [(number, _parsed(line, f"{path}, row {number},")) for number, line in _sample(file)]
+        else:
+            found = _parsed(file.read(), str(path))
+            if not isinstance(found, list):
+                raise ValueError(f"{path} is no list of rows.")
+            rows = list(enumerate(found, start=1))
+    return shuffled(read_row(row, f"{path}, row {number}") for number, row in rows)
 
 
-def _sample(lines: Iterable[str]) -> list[str]:
-    """Lines with something in them; of very many some, drawn evenly from all."""
-    found, draw = list[str](), random.Random(0)
-    for number, line in enumerate(line for line in lines if line.strip()):
-        if number < _MOST_DOCUMENTS:
-            found.append(line)
-        elif (place := draw.randrange(number + 1)) < _MOST_DOCUMENTS:
-            found[place] = line
+def _sample(lines: Iterable[str]) -> list[tuple[int, str]]:
+    """Lines with something in them, and their numbers; of very many some, drawn evenly from all."""
+    found, draw = list[tuple[int, str]](), random.Random(0)
+    written = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    for count, numbered in enumerate(written):
+        if count < _MOST_DOCUMENTS:
+            found.append(numbered)
+        elif (place := draw.randrange(count + 1)) < _MOST_DOCUMENTS:
+            found[place] = numbered
     return found
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} cannot be read as JSON ({error}).") from None
 
 
 @contextmanager

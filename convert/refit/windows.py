@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class Cutter:
         begin = self._bos()
         wanted = most * (self.length - len(begin))
         found, enough = list[list[int]](), 0
-        for document in documents:
-            found.append(self._tokens(document, wanted))
+        for tokens in self._read(documents, wanted):
+            found.append(tokens)
             enough += min(len(found[-1]), _PART)
             if enough >= wanted:
                 break
@@ -46,17 +46,35 @@ class Cutter:
         """At most so many windows of documents one after the other, whole."""
         begin = self._bos()
         wanted, ids = most * (self.length - len(begin)), list[int]()
-        for document in documents:
-            ids += self._tokens(document, wanted - len(ids))
+        for tokens in self._read(documents, wanted):
+            ids += tokens
             if len(ids) >= wanted:
                 break
         return self._cut(ids, begin, most)
 
+    def _read(self, documents: Iterable[Document], most: int) -> Iterator[list[int]]:
+        """At most so many tokens of each that the chat template takes. Raises ValueError where it takes none."""
+        refusal, some = None, False
+        for document in documents:
+            try:
+                tokens = self._tokens(document, most)
+            except TemplateError as error:
+                refusal = error
+                continue
+            some = some or bool(tokens)
+            yield tokens
+        if refusal and not some:
+            raise ValueError(
+                f"The tokenizer's chat template takes no conversation of a calibration text ({refusal}): mend it, or "
+                "remove it."
+            )
+
     def _tokens(self, document: Document, most: int) -> list[int]:
         text = _plain(document, self.tokenizer)[: _LONGEST * most]  # a file may be one document
         text = text.encode(errors="replace").decode()  # JSON may hold half an emoji
+        found = list[int](self.tokenizer(text, add_special_tokens=False)["input_ids"])
         begin = self._bos()  # a chat template may write one of its own
-        return [token for token in self.tokenizer(text, add_special_tokens=False)["input_ids"] if token not in begin]
+        return found[len(begin) :] if begin and found[:1] == begin else found
 
     def _cut(self, ids: list[int], begin: list[int], most: int) -> list[torch.Tensor]:
         content = self.length - len(begin)
@@ -81,10 +99,7 @@ def _plain(document: Document, tokenizer: Any) -> str:
     try:
         return _templated(document, tokenizer)
     except TemplateError:  # some take no system turn, or want a user first
-        try:
-            return _templated([turn for turn in document if turn["role"] != "system"], tokenizer)
-        except TemplateError:
-            return ""
+        return _templated([turn for turn in document if turn["role"] != "system"], tokenizer)
     except Exception as error:  # whatever a template's own code raises
         raise ValueError(f"The tokenizer's chat template cannot be used ({error!r}): mend it, or remove it.") from None
 

@@ -64,8 +64,9 @@ BAD = {
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
     "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
-    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 1 is no text that is understood"),
-    "broken": (["--refit", "broken.json"], "broken.json cannot be read as json"),
+    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 is no text that is understood"),
+    "broken": (["--refit", "broken.json"], "broken.json cannot be read as JSON"),
+    "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2, cannot be read as JSON"),
     "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
     "empty folder": (["--refit", "empty"], "empty holds no text"),
     "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),
@@ -86,8 +87,9 @@ def test_bad_input_is_one_sentence(
     from rewired.convert.cli import main
 
     (tmp_path / "short.txt").write_text("too short")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "rows.jsonl").write_text('\n\n{"prompt": "a"}\n')
     (tmp_path / "broken.json").write_text('[{"text": ')
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": ')
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\xd8")
     (tmp_path / "empty").mkdir()
     before = snapshot(tmp_path)

@@ -108,6 +108,27 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> N
     assert windows.shape == (4, WINDOW)
 
 
+def test_an_eos_that_is_the_bos_too_stays_between_turns(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"messages": CONVERSATION}] * 200))
+    one = tokenizer(adds_bos=True)
+    one.eos_token = one.bos_token
+    one.chat_template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+    content = load(str(path), one, 4 * WINDOW).windows[:, 1:]
+    text = one.decode(content.flatten())
+    assert text.startswith(f"Why?{one.eos_token}Because.{one.eos_token}Why?{one.eos_token}")
+
+
+def test_of_a_book_some_is_read_from_all_over(tmp_path: Path) -> None:
+    """And of a file of many short articles."""
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(f"line {number:05d} of it" for number in range(20_000)))
+    read = read_back(load(str(path), tokenizer(), 32 * WINDOW))
+    lines = [int(word) for word in read.split() if len(word) == 5 and word.isdecimal()]
+    tenths = {line // 2000 for line in lines}
+    assert tenths == set(range(10))
+
+
 def test_long_lines_are_documents_of_their_own(tmp_path: Path) -> None:
     """A dump has an article a line; the first must not be all that is read."""
     path = tmp_path / "dump.txt"
@@ -145,7 +166,8 @@ def test_of_a_long_document_the_middle_is_read(tmp_path: Path) -> None:
 def test_of_very_many_rows_some_are_read_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_MOST_DOCUMENTS", 100)
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({"text": f"{number:05d}"}) for number in range(10_000)))
+    rows = [json.dumps({"text": f"{number:05d}"}) for number in range(10_000)]
+    path.write_text("\n\n".join(rows))
     (found,) = documents.sources(str(path))
     rows = [int(str(document)) for document in found]
     assert len(set(rows)) == 100
@@ -274,6 +296,17 @@ def test_a_template_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     broken.chat_template = "{{ messages[0].content + 1 }}"
     with pytest.raises(ValueError, match=r"chat template cannot be used .*: mend it, or remove it"):
         load(str(path), broken, 1024)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ tools.first.name }}"])
+def test_a_template_that_takes_no_conversation_is_said(template: str, tmp_path: Path) -> None:
+    """Prose beside it would be all that is read, and nothing would say so."""
+    (tmp_path / "chat.json").write_text(json.dumps([{"messages": CONVERSATION}] * 200))
+    (tmp_path / "prose.txt").write_text("so it is written.\n" * 1000)
+    broken = tokenizer()
+    broken.chat_template = template
+    with pytest.raises(ValueError, match=r"chat template takes no conversation of a calibration text \(.+\): mend it"):
+        load(str(tmp_path), broken, 16 * WINDOW)
 
 
 def test_a_template_that_takes_no_system_turn_reads_the_others(tmp_path: Path) -> None:
