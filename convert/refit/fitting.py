@@ -26,6 +26,8 @@ from .shelf import on_device
 INPUT_RIDGES = (1e-3, 1e-2, 1e-1)
 OUTPUT_RIDGES = (1e-2, 1e-1, 1.0)
 
+_GAIN_RIDGE = 1e-6  # relative to a channel's mean square: one that is nearly silent keeps its gain
+
 PULL = 0.05  # the share of what a stream lacks of the original's that is added after each module, where it is fitted on
 
 
@@ -90,7 +92,8 @@ class Fit:
 def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Errors:
     """Let what a shard sees of its own stand for what all contributed: a quotient for each shard and channel.
 
-    Design, section 4: g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part.
+    Design, section 4: g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part; with
+    a small ridge that draws it to what it was.
     """
     assert half.gain is not None, "only a module that reads shards has a gain"
     gain = half.gain.weight
@@ -106,7 +109,9 @@ def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Erro
         else:
             products += (own * missing).double().sum((1, 2))
             squares += own.double().square().sum((1, 2))
-    fitted = torch.where(squares > 0, products / squares, gain.double()).to(gain.dtype)
+    ridge = _GAIN_RIDGE * squares.mean()
+    quotients = (products + ridge * gain) / (squares + ridge)
+    fitted = torch.where(squares + ridge > 0, quotients, gain.double()).to(gain.dtype)
     count = sum(own.numel() for own, _ in held_out)
     before, after_fit = (
         sum(float((missing - g[:, None, None] * own).square().sum()) for own, missing in held_out) / count

@@ -82,15 +82,13 @@ class Sweep:
                 batches = [batch for batch in batches if batch.is_measured]
             if index < rewired[0]:
                 self.pass_layer(index, batches)
-            elif known := finished.read(index):
-                fits = self.fit_layer(index, batches, known)[1]
+                _check_finite(index, batches, {})
             else:
-                changed, fits = self.fit_layer(index, batches)
-                finished.write(index, changed, fits)
-            if not all(bool(batch.original.isfinite().all()) for batch in batches):
-                raise BrokenWeightsError(
-                    f"The original's layer {index} gives no finite numbers: are the checkpoint's weights whole?"
-                )
+                known = finished.read(index)
+                changed, fits = self.fit_layer(index, batches, known)
+                _check_finite(index, batches, changed)
+                if known is None:
+                    finished.write(index, changed, fits)
             on_layer(index, self.config.num_hidden_layers, fits)
         judging = [batch for batch in batches if batch.is_measured]
         originals = [batch.original for batch in judging]
@@ -271,6 +269,17 @@ class Sweep:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+def _check_finite(index: int, batches: Sequence[Batch], changed: dict[str, torch.Tensor]) -> None:
+    if not all(bool(batch.original.isfinite().all()) for batch in batches):
+        raise BrokenWeightsError(
+            f"The original's layer {index} gives no finite numbers: are the checkpoint's weights whole?"
+        )
+    if not all(bool(tensor.isfinite().all()) for tensor in changed.values()):
+        raise BrokenWeightsError(
+            f"Layer {index} holds numbers that are too large for what it is stored in: convert with --dtype bfloat16."
+        )
 
 
 def _to(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import RefitRequest, Request, convert
@@ -76,6 +76,20 @@ def test_gains_are_the_designs_quotient(dense: Path, text: Path, tmp_path: Path)
         torch.testing.assert_close(
             found[k].double(), (update * own).sum((0, 1)) / own.square().sum((0, 1)), rtol=1e-3, atol=1e-3
         )
+
+
+def test_a_channel_that_is_nearly_silent_keeps_its_gain(text: Path, tmp_path: Path) -> None:
+    """A quotient of what is next to nothing would be huge, and too large for float16."""
+    source = make_dense(tmp_path / "dense", initializer_range=0.3)
+    tensors = load_file(source / "model.safetensors")
+    width = tensors["model.layers.1.self_attn.o_proj.weight"].shape[1]
+    tensors["model.layers.1.self_attn.o_proj.weight"][0, : width // 4] *= 1e-7
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    gains = RefitRequest(str(text), 6144, gains=True, matrices=False)
+    out = convert(source, tmp_path / "model", Request(PEEK, refit=gains)).out
+    found = AutoModelForCausalLM.from_pretrained(out).model.layers[1].post_attention_gain.weight
+    assert float(found[0, 0]) == pytest.approx(1, abs=0.2)
+    assert found.abs().max() < 1000
 
 
 def test_gains_that_nobody_fitted_are_not_written(dense: Path, text: Path, tmp_path: Path) -> None:

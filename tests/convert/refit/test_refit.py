@@ -189,6 +189,17 @@ def test_broken_weights_are_said(dense: Path, request_of: Request, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["dense"], "nothing is kept that could be gone on with"
 
 
+def test_weights_too_large_for_a_dtype_are_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.2.mlp.gate_proj.weight"][0, 0] = 1e5
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="Layer 2 holds numbers that are too large for what it is stored in"):
+        convert(source, tmp_path / "out", replace(request_of, dtype="float16"))
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
 def test_a_broken_embedding_is_said(dense: Path, text: Path, request_of: Request, tmp_path: Path) -> None:
     """Of a token that only one window has, and that one does not judge."""
     source = tmp_path / "dense"
