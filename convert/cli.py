@@ -32,7 +32,7 @@ _LAYERS_HELP = (
 
 _REST = "How to write it"
 _INTERRUPTED = "interrupted; nothing half-written is left."
-_GOES_ON = " Layers that are fitted are kept: the same command goes on with them."
+_GOES_ON = " Layers that are fitted are kept in .OUT.refit: the same command goes on with them."
 
 
 def main() -> None:

@@ -118,14 +118,17 @@ def _refit(
     changed = range(min(rewired), len(modules) // 2) if dtype else rewired  # a new dtype changes those above, too
     prefixes = tuple(f"model.layers.{index}." for index in changed)
     changing = [info for name, info in job.tensors.items() if name.startswith(prefixes)]
-    check_types(changing)
+    check_types(changing, dtype)
     files = {info.file for info in changing}
     written = [info for info in job.tensors.values() if dtype or info.file in files]
     both = [*written, *changing]  # what is kept meanwhile, too
     destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
 
     def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
-        on_cost(Cost.of(shape, modules, job.plan.tp_shards, tokens, asked.matrices))
+        cost = Cost.of(shape, modules, job.plan.tp_shards, tokens, asked.matrices)
+        if asked.spill:
+            destination.check_spill(asked.spill, cost.activations)
+        on_cost(cost)
 
     return refit(config, job.checkpoint.folder, job.files, dtype, asked, work, on_layer, on_start)
 

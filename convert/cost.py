@@ -35,7 +35,8 @@ class Cost:
         widest = max(mlp, heads)
         layer = hidden * (2 * heads + 2 * kv_heads + 3 * mlp)
         rewired = [index for index, module in enumerate(modules) if module.is_rewired]
-        after = (len(modules) - rewired[0]) // 2 + 1  # layers that two models run
+        below, region = rewired[0] // 2, rewired[-1] // 2 + 1 - rewired[0] // 2
+        above = len(modules) // 2 - below - region
         views = tp_shards if any(module.reads_shards for module in modules) else 1
 
         # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own
@@ -43,7 +44,8 @@ class Cost:
         streams = (3 + own * tp_shards) * hidden
         judging = max(2 * views * hidden, widest + hidden) // HELD_OUT
         problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
-        forward = 2 * layer * (len(modules) // 2 + after)
+        # three models from the first rewired layer on, one of them on held-out tokens alone, and at last all of them
+        forward = 2 * layer * (HELD_OUT * (below + 2 * region) + region + 3 * above) // HELD_OUT
         activations = tokens * _FLOAT * (streams + streams // HELD_OUT + widest)
         if not matrices:
             held_out = tokens * _FLOAT * 2 * views * hidden // HELD_OUT

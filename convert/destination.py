@@ -117,6 +117,16 @@ def check_space(out: Path, needed: int) -> None:
         )
 
 
+def check_spill(folder: Path, needed: int) -> None:
+    """Raise ValueError when activations of `needed` bytes do not fit into `folder`."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"No space left: --spill {folder} needs {_amount(needed)} and {_amount(free)} are free. Spill to another "
+            "disk, or fit on fewer tokens."
+        )
+
+
 def _amount(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e3:,.0f} kB"
 

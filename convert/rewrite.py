@@ -10,6 +10,7 @@ from typing import Any
 from .safetensors_header import TensorInfo
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DOUBLE = "F64"
 ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -21,21 +22,25 @@ def parse_dtype(name: str) -> str:
     return name
 
 
-def check_types(tensors: Iterable[TensorInfo]) -> None:
-    """Raise ValueError if one of `tensors` is in a type that no fit can be written in."""
-    if odd := {info.dtype for info in tensors} - set(DTYPES.values()):
-        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: convert with --dtype bfloat16.")
+def check_types(tensors: Iterable[TensorInfo], dtype: str | None) -> None:
+    """Raise ValueError if one of `tensors`, cast to `dtype` if there is one, has a type that no fit is written in."""
+    stored = {(_cast(info, dtype) if dtype else info).dtype for info in tensors}
+    if odd := stored - set(DTYPES.values()):
+        advice = "convert with --dtype bfloat16" if odd == {_DOUBLE} else "take weights that are not quantised"
+        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: {advice}.")
 
 
 def needs_cast(tensors: Iterable[TensorInfo], dtype: str) -> bool:
-    return any(info.dtype in DTYPES.values() and info.dtype != DTYPES[dtype] for info in tensors)
+    return any(_cast(info, dtype) != info for info in tensors)
 
 
 def cast_size(tensors: Iterable[TensorInfo], dtype: str) -> int:
     """Bytes of tensor data after the cast."""
-    return sum(
-        replace(info, dtype=DTYPES[dtype] if info.dtype in DTYPES.values() else info.dtype).size for info in tensors
-    )
+    return sum(_cast(info, dtype).size for info in tensors)
+
+
+def _cast(info: TensorInfo, dtype: str) -> TensorInfo:
+    return replace(info, dtype=DTYPES[dtype]) if info.dtype in {*DTYPES.values(), _DOUBLE} else info
 
 
 def rewrite(
@@ -51,7 +56,6 @@ def rewrite(
     """
     import torch
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     target = getattr(torch, dtype) if dtype else None
     for path in files:
@@ -60,17 +64,27 @@ def rewrite(
             metadata = file.metadata()
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
                 tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
-                tensors[name] = tensor.to(target) if target and tensor.is_floating_point() else tensor
-        save_file(tensors, folder / path.name, metadata)
+                is_quantised = not tensor.is_floating_point() or tensor.itemsize == 1
+                tensors[name] = tensor.to(target) if target and not is_quantised else tensor
+        save(tensors, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)
 
 
 def gather(tensors: Mapping[str, Path], target: Path) -> None:
     """A new file of `tensors`, each from the file named for it."""
+    save({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
+
+
+def save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None) -> None:
+    """A safetensors file at `path`. Raises OSError where it cannot be written."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(f"{path} cannot be written ({error}).") from None
 
 
 def read_tensor(path: Path, name: str) -> Any:

@@ -22,8 +22,12 @@ class Shelf:
         if self.folder is None:
             return tensor.cpu()
         handle, path = tempfile.mkstemp(dir=self.folder)
-        os.posix_fallocate(handle, 0, max(tensor.nbytes, 1))  # a full disk is said here, not by a signal at a write
-        os.close(handle)
+        try:
+            os.posix_fallocate(handle, 0, max(tensor.nbytes, 1))  # a full disk is said here, not by a signal at a write
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        finally:
+            os.close(handle)
         mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
         Path(path).unlink()  # the space is given back with the tensor
         return mapped.copy_(tensor)

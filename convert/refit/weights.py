@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from ..rewrite import save
 from .fitting import Fit
 
 
@@ -78,11 +78,8 @@ class Finished:
             (self.folder / "settings.json").write_bytes(self.settings.encode())
         scratch = self.folder / "writing"
         on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        try:
-            told = json.dumps([asdict(fit) for fit in fits])
-            save_file(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
-        except SafetensorError as error:  # a full disk, for example
-            raise OSError(f"{scratch} cannot be written ({error}).") from None
+        told = json.dumps([asdict(fit) for fit in fits])
+        save(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
         scratch.replace(self._path(index))
 
     def has_begun(self) -> bool:

@@ -179,7 +179,7 @@ class _Job:
         self.checkpoint, self.request, self.tp_shards = checkpoint, request, tp_shards
         tensors = checkpoint.tensors()
         layers = [info for name, info in tensors.items() if name.startswith("model.layers.")]
-        check_types(layers)
+        check_types(layers, dtype=None)
         destination.check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
         self.calibration = load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)

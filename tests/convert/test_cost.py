@@ -21,6 +21,7 @@ from tests.evaluate.world import make_dense
 
 WIRINGS = {
     "ladder": [{"layers": "1-4", "preset": "ladder"}],
+    "ladder, a standard half above": [{"layers": "0-2", "preset": "ladder"}],
     "peek": [{"layers": "0-4", "preset": "ladder", "peek": True}],
     "parallel": [{"layers": "0-4", "preset": "parallel"}],
     "partial": [{"layers": "0-4", "preset": "partial", "shared_fraction": 0.5}],

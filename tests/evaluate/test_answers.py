@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,6 +17,7 @@ from rewired.evaluate.harness import Task
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.models import Model
 from rewired.evaluate.suites import Entry
+from tests.full_disk import full_disk
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -79,17 +77,6 @@ def test_an_error_in_the_middle_leaves_things_as_they_were(
         write(file, [*(log(str(item)) for item in range(before)), {"doc": bad}])
     assert [path.name for path in tmp_path.iterdir()] == (["a.jsonl"] if existing else [])
     assert not existing or read(file) == existing
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes; what tries meets an OSError, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("items", [5, 5000], ids=["found when the file is closed", "found on the way"])

@@ -23,6 +23,7 @@ from rewired.evaluate.divergence import divergence
 from tests.convert.checkpoints import broken_copy, snapshot
 from tests.convert.refit.models import INDEX, LADDER, PEEK, TOKENS, kl, logits
 from tests.evaluate.world import make_dense
+from tests.full_disk import full_disk
 
 
 def test_what_it_tells_is_what_the_checkpoint_does(
@@ -253,6 +254,58 @@ def test_too_little_space_for_another_dtype_is_said_before_it_begins(
     request = replace(request_of, dtype="float32")
     with pytest.raises(ValueError, match="No space left"):
         convert(dense, tmp_path / "out", request, on_layer=lambda *_: pytest.fail("it has begun"))
+
+
+@pytest.mark.parametrize(("share", "at"), [(0.9, "out.partial/model.safetensors"), (0.01, "out.refit/writing")])
+def test_a_disk_that_fills_up_is_said_with_the_file(
+    share: float, at: str, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    size = int(share * (dense / "model.safetensors").stat().st_size)
+    with full_disk(size), pytest.raises(OSError, match=rf"{at} cannot be written \(.*File too large"):
+        convert(dense, tmp_path / "out", request_of)
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_space_to_spill_is_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    assert request_of.refit is not None
+    request = replace(request_of, refit=replace(request_of.refit, spill=tmp_path))
+    with full_disk(10_000), pytest.raises(OSError, match=f"File too large: '{tmp_path}"):
+        convert(dense, tmp_path / "out", request)
+
+
+def test_a_folder_too_small_to_spill_to_is_said_before_it_begins(
+    dense: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=1000 if path == tmp_path / "spill" else 1 << 50)
+
+    (tmp_path / "spill").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert request_of.refit is not None
+    request = replace(request_of, refit=replace(request_of.refit, spill=tmp_path / "spill"))
+    with pytest.raises(ValueError, match=r"No space left: --spill .*spill needs [\d,.]+ .B and 1 kB are free"):
+        convert(dense, tmp_path / "out", request, on_layer=lambda *_: pytest.fail("it has begun"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
+def test_weights_in_other_types_are_cast_or_said(
+    dtype: torch.dtype, dense: Path, request_of: Request, tmp_path: Path
+) -> None:
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    tensors = load_file(source / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, source / "model.safetensors")
+    is_double = dtype == torch.float64
+    advice = "convert with --dtype bfloat16" if is_double else "take weights that are not quantised"
+    with pytest.raises(ValueError, match=f"Weights in F.* cannot be fitted: {advice}"):
+        convert(source, tmp_path / "out", request_of)
+    request = replace(request_of, dtype="bfloat16")
+    if is_double:
+        out = convert(source, tmp_path / "out", request).out
+        assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    else:
+        with pytest.raises(ValueError, match=advice):
+            convert(source, tmp_path / "out", request)
 
 
 def test_copies_and_replaces_as_every_conversion(
