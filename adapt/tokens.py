@@ -6,9 +6,11 @@ chosen by what it writes: one of `templates/`, or one of TRL's.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -29,6 +31,9 @@ _PROBES: tuple[Conversation, ...] = (
         {"role": "assistant", "content": "d"},
     ],
 )
+
+# datasets reads the streams of a mix in threads, and those of transformers' template share what marks turns
+_one_at_a_time = Lock()
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,14 @@ class Encoder:
                 f"{where} is a conversation, and the tokenizer has no template: give a chat_template_path."
             )
         try:
-            found = self.tokenizer.apply_chat_template(
-                document,
-                chat_template=self.template,
-                date_string=DAY,
-                return_dict=True,
-                return_assistant_tokens_mask=self.assistant_only,
-            )
+            with _one_at_a_time:
+                found = self.tokenizer.apply_chat_template(
+                    document,
+                    chat_template=self.template,
+                    date_string=DAY,
+                    return_dict=True,
+                    return_assistant_tokens_mask=self.assistant_only,
+                )
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
         ids = found["input_ids"]
@@ -119,6 +125,15 @@ def training_template(tokenizer: Any) -> str:
         "No training template is known that writes what this tokenizer's chat template does: give one that marks the "
         "assistant's turns with {% generation %} by chat_template_path, or learn all by assistant_only_loss: false."
     )
+
+
+def _free_lock() -> None:
+    """In a process that was forked while a thread, which it has not, held it."""
+    global _one_at_a_time
+    _one_at_a_time = Lock()
+
+
+os.register_at_fork(after_in_child=_free_lock)
 
 
 def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:

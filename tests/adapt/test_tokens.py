@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.adapt.tokens import DAY, IGNORED, Encoder, training_template
+from rewired.adapt.tokens import DAY, IGNORED, Encoder, _one_at_a_time, training_template
 from rewired.conversations import Conversation
 from tests.evaluate.world import tokenizer
 
@@ -79,6 +82,30 @@ def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(mode
     answers = [(answer.strip() if trims else answer) + end for answer in said]
     assert [tokens.decode(run) for run in runs] == answers
     assert all(label in (token, IGNORED) for token, label in zip(found["input_ids"], found["labels"], strict=True))
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """datasets reads the streams of a mix in threads; transformers keeps what marks turns for all of them."""
+    encoder = Encoder.of(made(SMOLLM2))
+    turns = [(f"Is it {number}? " * 9, f"It is {number}. " * 9) for number in range(12)]
+    documents = [conversation(str(number), turns) for number in range(60)]
+    expected = [encoder.encode(document, "row") for document in documents]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(lambda document: encoder.encode(document, "row"), documents)) == expected
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_fork_waits_for_no_thread_of_its_parents() -> None:
+    encoder, document = Encoder.of(made(SMOLLM2)), conversation(None, [("a", "b")])
+    with _one_at_a_time:
+        child = get_context("fork").Process(target=encoder.encode, args=(document, "row"))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("template", [SMOLLM2, "{% for m in messages %}{{ m.role }} says {{ m.content }}{% endfor %}"])
