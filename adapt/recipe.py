@@ -33,6 +33,8 @@ _STAGED = "stages"  # a list of what each stage changes of the recipe
 _IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on the command line too
 _PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 _EXTENDS = "extends"  # another recipe, from which this one inherits
+# transformers' older names, which it reads only where the new one is not given
+_NEW_NAMES = {f"gradient_{name}": f"activation_{name}" for name in ("checkpointing", "checkpointing_kwargs")}
 
 
 @dataclass
@@ -178,7 +180,8 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     for key in ("output_dir", "model"):
         if any(key in stage for stage in stages):
             raise ValueError(f"{path}: all stages have one {key}: name it beside `stages`.")
-    found = [_parse(path, content | stage, overrides) for stage in stages]
+    overrides = [_with_new_name(part) for part in overrides]
+    found = [_parse(path, content | _with_new_names(stage), overrides) for stage in stages]
     if any(stage.get("refit") not in (None, False, *NO_REFIT) for stage in stages[1:]):
         raise ValueError(f"{path}: a refit fits the original's weights, which only the first stage has.")
     first = found[0].recipe
@@ -204,8 +207,19 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
     if parent := content.pop(_EXTENDS, None):
-        content = _read(path.parent / str(parent), (*seen, path.resolve())) | content
-    return content
+        return _read(path.parent / str(parent), (*seen, path.resolve())) | _with_new_names(content)
+    return _with_new_names(content)
+
+
+def _with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {_NEW_NAMES.get(key, key): value for key, value in content.items()}
+
+
+def _with_new_name(part: str) -> str:
+    """Of a command line: `--key`, `--key=value`, or a value."""
+    flag, equals, value = part.partition("=")
+    name = _NEW_NAMES.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
+    return f"--{name}{equals}{value}" if name else part
 
 
 def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> Stage:
@@ -227,9 +241,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         "assistant_only_loss": True,
         "ddp_find_unused_parameters": False,  # every parameter that is trained is used in every step
         "ddp_timeout": 36_000,  # seconds that other ranks wait while the first one refits and tokenises
+        "activation_checkpointing": True,  # TRL's default, by its new name
     }
-    if "gradient_checkpointing" not in [*content, *given]:
-        defaults["activation_checkpointing"] = True  # TRL's default, by its new name
     if not torch.cuda.is_available():
         defaults |= {"use_cpu": True, "bf16": False}
     parser.set_defaults_with_config(**defaults | {key: _typed(path, key, value) for key, value in content.items()})

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 _FORMAT = 1  # counts up when the same file gives other rows
 _END = 1 << 20  # bytes
+_BATCH = 1_000  # rows of a parquet file, of which a group may be larger than memory
 _BOM = b"\xef\xbb\xbf"
 _ROW, _PROBLEM = "a row as JSON", "why it cannot be read"
 _FEATURES = Features({_ROW: Value("string"), _PROBLEM: Value("string")})
@@ -91,16 +92,16 @@ def _read_line(line: bytes) -> tuple[str, str]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, str]]:
-    """A group of rows that cannot be read is as many bad rows as the file says that it has."""
+    """Of a group that cannot be read to its end, the rest are as many bad rows as the file says that it has."""
     try:
         file = parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}).") from None
     for group in range(file.num_row_groups):
+        left = file.metadata.row_group(group).num_rows
         try:
-            rows = file.read_row_group(group).to_pylist()
+            for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                yield from ((json.dumps(row, default=str), "") for row in batch.to_pylist())
+                left -= len(batch)
         except (pyarrow.ArrowException, OSError) as error:
-            count = file.metadata.row_group(group).num_rows
-            yield from [("", str(error).splitlines()[0])] * count
-        else:
-            yield from ((json.dumps(row, default=str), "") for row in rows)
+            yield from [("", str(error).splitlines()[0])] * left

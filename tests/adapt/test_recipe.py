@@ -51,6 +51,18 @@ def test_a_flag_may_have_hyphens(tmp_path: Path) -> None:
         assert not config.gradient_checkpointing and not config.activation_checkpointing
 
 
+def test_checkpointing_goes_by_its_old_name_too(tmp_path: Path) -> None:
+    """Over a file that has it by the new one; transformers would read only that."""
+    path = write(tmp_path / "r.yaml", **LEAST, activation_checkpointing=True)
+    assert not read(path, ["--gradient_checkpointing=false"])[0].config.activation_checkpointing
+    child = write(tmp_path / "c.yaml", extends="r.yaml", gradient_checkpointing=False)
+    assert not read(child, [])[0].config.activation_checkpointing
+    staged = write(tmp_path / "s.yaml", extends="r.yaml", stages=[{"gradient_checkpointing": False}, {}])
+    assert [stage.config.activation_checkpointing for stage in read(staged, [])] == [False, True]
+    kwargs = write(tmp_path / "k.yaml", extends="r.yaml", gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert read(kwargs, [])[0].config.activation_checkpointing_kwargs == {"use_reentrant": False}
+
+
 def test_one_target_of_lora_may_be_written_as_a_word(tmp_path: Path) -> None:
     recipe = read(write(tmp_path / "r.yaml", **LEAST, train="lora", lora_target_modules="q_proj"), [])[0].recipe
     assert recipe.lora_target_modules == ["q_proj"]
@@ -138,6 +150,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"lora_alpha": 0}, "lora_alpha"),
         ({"hub_token": "secret"}, "'hub_token' is not for adapt: what is to be uploaded is the folder `final`"),
         ({"per_device_eval_batch_size": 2}, "'per_device_eval_batch_size' is not for adapt: there is no evaluation"),
+        ({"ignore_data_skip": True}, "'ignore_data_skip' is not for adapt: --resume goes on with the rows"),
         ({"padding_free": True}, "'padding_free' is not for adapt: packing leaves no padding"),
         ({"max_length": 0}, "max_length is 0: give one above 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0: give one above 0"),
