@@ -1,4 +1,5 @@
-"""Checkpoints of a model that is sharded at load time, of which transformers' Trainer writes none to go on from."""
+"""Training of a model that is sharded at load time: checkpoints, of which transformers' Trainer writes none to go on
+from, and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import AutocastKwargs
 from torch import nn
 from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME
@@ -16,7 +18,8 @@ _MOMENTS = "optimizer"
 
 
 class ShardedTrainer(AdaptTrainer):
-    """AdaptTrainer, where each rank writes and reads its own part of the weights and of the optimizer's moments."""
+    """AdaptTrainer, where each rank writes and reads its own part of the weights and of the optimizer's moments, and
+    holds no layer whole for longer than it runs."""
 
     model: Any
     lr_scheduler: Any
@@ -26,6 +29,8 @@ class ShardedTrainer(AdaptTrainer):
         config.save_only_model = True  # the Trainer refuses anything else
         super().__init__(*args, **kwargs)
         config.save_only_model = False
+        # autocast keeps the copies that it casts until forward ends: of weights that were gathered for a layer, all
+        self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self.model.save_pretrained(output_dir, distributed_checkpoint=True, is_main_process=self.args.should_save)

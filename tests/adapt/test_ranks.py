@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig
 
+from rewired.adapt.sharded_trainer import ShardedTrainer
+from rewired.adapt.trainer import AdaptTrainer
 from tests.convert.checkpoints import run
 
-from .world import LADDER, conversations, logged, make_chat, train, weights, write_recipe, write_rows
+from .world import LADDER, conversations, load, logged, make_chat, train, weights, write_recipe, write_rows
 
 STEPS, ROWS = 50, 4
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
@@ -115,6 +119,19 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
         assert logged(again, name) == logged(whole, name), name
     resumed = weights(again)
     assert all(torch.equal(found[name], resumed[name]) for name in found)
+
+
+@pytest.mark.parametrize(("trainer", "caches"), [(AdaptTrainer, True), (ShardedTrainer, False)])
+def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
+    trainer: type[AdaptTrainer], caches: bool, dense: Path, rows: Path, tmp_path: Path
+) -> None:
+    """A cast copy of every layer, whole, would stay in the memory of each rank until forward ends."""
+    model, seen = AutoModelForCausalLM.from_pretrained(dense), set[bool]()
+    model.model.norm.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_cache_enabled()))
+    config = SFTConfig(output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=True, save_strategy="no")
+    data = load(str(rows)).train
+    trainer(model=model, args=config, train_dataset=data, processing_class=AutoTokenizer.from_pretrained(dense)).train()
+    assert seen == {caches}
 
 
 @pytest.mark.slow
