@@ -7,7 +7,8 @@ healed, and all learn in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.residual_stream import ResidualStream
 from rewired.sharding import row_parallel
+from rewired.wiring import ModuleWiring
 
 from .distillation import Losses
 from .losses import apart
@@ -31,7 +33,7 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
 
     `teacher` has all layers.
     """
-    plain, watch = model.forward, _Watch(teacher)
+    plain, watch = model.forward, _Watch(teacher, model.model.layers)
 
     def forward(self: Any, *args: Any, distils: bool = False, original: bool = False, **kwargs: Any) -> Any:
         if not distils and not original:
@@ -42,11 +44,11 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
             return linear(outputs.last_hidden_state, teacher.head.weight)  # type: ignore[arg-type]
         watch.run(**kwargs)
         mask = labels[:, 1:] != IGNORED
-        with torch.no_grad(), teacher.without_adapters():
-            streams = watch.streams(self.model.layers)
-        pairs = ((self.model.layers[index], *streams[index]) for index in layers)
-        errors = [apart(_given(layer, before, watch.arguments), after, mask) for layer, before, after in pairs]
-        watch.forget()
+        errors = [
+            apart(_given(layer, before, watch.arguments), after, mask)
+            for index, (layer, (before, after)) in enumerate(zip(self.model.layers, watch.streams(), strict=True))
+            if index in layers
+        ]
         hidden = torch.stack(errors).mean()
         nothing = hidden.new_zeros(())
         return Losses(hidden, nothing, nothing, hidden.detach(), mask.sum())
@@ -61,48 +63,61 @@ def _given(layer: Any, before: ResidualStream, arguments: Any) -> torch.Tensor:
 
 
 class _Watch:
-    """A run of the teacher: what its last projections were given, and what its layers were given beside the stream."""
+    """A run of the teacher: what its last projections gave, where the student's are to give it whole, or were given,
+    where each shard is to give its part; and what its layers were given beside the stream."""
 
-    def __init__(self, teacher: Teacher) -> None:
-        self.teacher, self.is_on = teacher, False  # the student runs on modules of the teacher's, too
+    def __init__(self, teacher: Teacher, layers: Sequence[Any]) -> None:
+        self.teacher, self.layers = teacher, layers  # the student's
+        self.is_on = False  # the student runs on modules of the teacher's, too
         self.embedding: torch.Tensor | None = None
         self.arguments: dict[str, Any] = {}
-        self.given: list[tuple[Any, torch.Tensor]] = []  # each last projection, and its input [B, T, A]
-        for layer in teacher.model.layers:
+        self.kept = deque[torch.Tensor]()  # of each last projection, [B, T, H] or [B, T, A]
+        for layer, own in zip(teacher.model.layers, layers, strict=True):
             layer.register_forward_pre_hook(self._keep_arguments, with_kwargs=True)
-            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                projection.register_forward_pre_hook(self._keep_given)
+            for projection, wiring in _projections(layer, own):
+                if wiring.gives_partials:
+                    projection.register_forward_pre_hook(self._keep_inputs)
+                else:
+                    projection.register_forward_hook(self._keep_outputs)
 
     def run(self, **inputs: Any) -> None:
         """Let the teacher run on the student's inputs."""
-        self.forget()
-        self.is_on = True
+        self.kept.clear()
+        self.embedding, self.is_on = None, True
         self.teacher(None, **inputs, use_cache=False)
         self.is_on = False
 
-    def streams(self, layers: Sequence[Any]) -> list[tuple[ResidualStream, torch.Tensor]]:
-        """For each layer: the original's stream before it, wired as the student's, and all that is in it after it."""
-        assert self.embedding is not None, "the teacher has run"
-        stream, total, found = ResidualStream(self.embedding), self.embedding, []
-        given = iter(self.given)
-        for layer in layers:
-            before = stream
-            for wiring in (layer.attn_wiring, layer.mlp_wiring):
-                projection, inputs = next(given)
-                own = projection(inputs)
-                parts = row_parallel(projection, layer.shards, inputs) if wiring.gives_partials else own
-                stream = stream.after_read(wiring, layer.shards).write(parts, wiring, layer.shards)
-                total = total + own
-            found.append((before, total))
-        return found
+    def streams(self) -> Iterator[tuple[ResidualStream, torch.Tensor]]:
+        """For each layer: the original's stream before it, wired as the student's, and all that is in it after it.
 
-    def forget(self) -> None:
-        self.embedding, self.arguments, self.given = None, {}, []
+        What was kept is let go of on the way.
+        """
+        assert self.embedding is not None, "the teacher has run"
+        stream, total = ResidualStream(self.embedding), self.embedding
+        for layer, own in zip(self.teacher.model.layers, self.layers, strict=True):
+            before = stream
+            with torch.no_grad(), self.teacher.without_adapters():
+                for projection, wiring in _projections(layer, own):
+                    update = parts = self.kept.popleft()
+                    if wiring.gives_partials:
+                        update, parts = projection(update), row_parallel(projection, own.shards, update)
+                    stream = stream.after_read(wiring, own.shards).write(parts, wiring, own.shards)
+                    total = total + update
+            yield before, total
 
     def _keep_arguments(self, layer: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> None:
         if self.is_on and self.embedding is None:
             self.embedding, self.arguments = args[0].detach(), kwargs
 
-    def _keep_given(self, projection: Any, args: tuple[torch.Tensor, ...]) -> None:
+    def _keep_inputs(self, projection: Any, args: tuple[torch.Tensor, ...]) -> None:
         if self.is_on:
-            self.given.append((projection, args[0].detach()))
+            self.kept.append(args[0].detach())
+
+    def _keep_outputs(self, projection: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if self.is_on:
+            self.kept.append(output.detach())
+
+
+def _projections(layer: Any, own: Any) -> list[tuple[Any, ModuleWiring]]:
+    """The last one of each module of `layer`, and how the student's, `own`, is wired there."""
+    return [(layer.self_attn.o_proj, own.attn_wiring), (layer.mlp.down_proj, own.mlp_wiring)]
