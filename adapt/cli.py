@@ -43,7 +43,7 @@ def _adapt(
     ```
     adapt recipes/smollm2-135m-ladder-distill.yaml --max_steps 20
     adapt recipes/llama-3.1-8b-ladder-16l-sft.yaml --dry-run
-    torchrun --nproc-per-node 8 -m rewired.adapt recipes/llama-3.1-8b-ladder-16l-distill.yaml
+    torchrun --nproc-per-node 8 -m rewired.adapt recipes/llama-3.1-8b-ladder-16l-distill.yaml --fsdp_size 8
     ```
     """
     with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):

@@ -23,10 +23,10 @@ from .tokens import IGNORED, Encoder
 _WINDOW = 512  # tokens; of what is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _LOOKED_AT = 1_000  # rows, to tell data from other data
-_FORM = 2  # counts up when the same row gives other tokens: datasets keeps what this code has made
+_FORM = 3  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
-    labels=List(Value("int64")),
+    labels=List(Value("int32")),
     length=Value("int64"),
     first=Value("int64"),
     problem=Value("string"),
@@ -181,9 +181,11 @@ def _encoded(
         desc=f"Tokenising {name}",
     )
     kept = found.filter(_is_good, input_columns="problem", num_proc=config.dataset_num_proc)
-    notes.append(note_on_file(name, found["problem"], np.asarray(kept["length"], dtype=np.int64), config.max_length))
+    lengths = np.asarray(kept.with_format("numpy")["length"][:])
+    notes.append(note_on_file(name, found["problem"][:], lengths, config.max_length))
     teaches = partial(_teaches, longest=config.max_length)
-    kept, before = kept.filter(teaches, input_columns=["first", "length"]), len(kept)
+    columns, before = ["first", "length"], len(kept)
+    kept = kept.filter(teaches, input_columns=columns, num_proc=config.dataset_num_proc)
     if len(kept) < before:
         notes[-1] += told_emptied(before - len(kept))
     if not len(kept):

@@ -154,9 +154,10 @@ def _check_unicode(document: Document, where: str) -> None:
 
 
 def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any:
-    """The datasets as one: one after the other, or, where there are weights, drawn by them.
+    """The datasets as one: all rows of all, or, where there are weights, drawn by them.
 
-    They are drawn until one is used up, and streams for ever: each begins anew when it ends.
+    They are drawn until one is used up, and streams for ever: each begins anew when it ends. Rows without weights come
+    one dataset after the other, and of streams in turns once they are shuffled.
     """
     if len(parts) == 1:
         return parts[0]

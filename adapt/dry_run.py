@@ -19,6 +19,7 @@ from . import begun
 from .inputs import inputs
 from .recipe import LORA, Recipe, Stage
 from .start import changed_before
+from .steps import Steps
 from .trainable import first_changed, rewired_layers
 
 _GB = 1e9
@@ -31,10 +32,12 @@ def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
     stage = stages[-1]
     begun.check_free(Path(str(stage.config.output_dir)), resume)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        given = inputs(stages, find_source(stages[0].recipe.model).tokenizer(Path(scratch)))
+        given = inputs(stages, find_source(stages[0].recipe.model).tokenizer(Path(scratch)), elsewhere=True)
     lines = [title] if title else []
-    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *given.data.notes, given.steps.told()]
-    return "\n".join([*lines, _trained(stage.recipe, given.student), _memory(stage, given.student)])
+    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *given.data.notes]
+    steps = Steps.of(stage.recipe, stage.config, given.data.train)
+    parts = [steps.told(), _trained(stage.recipe, given.student), _memory(stage, given.student)]
+    return "\n".join([*lines, *parts])
 
 
 def _trained(recipe: Recipe, model: RewiredLlamaForCausalLM) -> str:
@@ -58,7 +61,8 @@ def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
         "teacher": _teacher_count(recipe, config, model) * (2 if config.bf16 else dtype.itemsize),
     }
     told = ", ".join(f"{name} {size / _GB:.2f} GB" for name, size in parts.items())
-    return f"Memory of a device: {told}; activations come on top."
+    more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
+    return f"Memory of a device: {told}; activations come on top, and {more}."
 
 
 def _dtype(config: Any) -> torch.dtype:

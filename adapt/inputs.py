@@ -26,14 +26,16 @@ class Inputs(NamedTuple):
     tokenizer: Any
     data: corpus.Corpus
     windows: torch.Tensor | None
-    steps: Steps
 
 
-def inputs(stages: Sequence[Stage], tokenizer: Path) -> Inputs:
-    """Of the last of `stages`; its `tokenizer` is in that folder. Raises ValueError for a stage that cannot be run."""
+def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) -> Inputs:
+    """Of the last of `stages`; its `tokenizer` is in that folder. Raises ValueError for a stage that cannot be run, or,
+    if it is to run `elsewhere`, not even where all packages are."""
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    _check_attention(student, config)
+    missing = _missing_for_attention(student, config)
+    if missing and not elsewhere:
+        raise ValueError(missing)
     _check_reporting(config)
     own = AutoTokenizer.from_pretrained(tokenizer)
     set_chat_template(own, config)
@@ -43,16 +45,24 @@ def inputs(stages: Sequence[Stage], tokenizer: Path) -> Inputs:
     windows = data.windows(longest) if config.eval_steps else None
     if config.eval_steps and windows is None:
         raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
-    return Inputs(student, own, data, windows, Steps.of(recipe, config, data.train))
+    if missing:
+        data.notes.append(f"Not to be trained here: {missing}")
+    if config.dataloader_drop_last:
+        Steps.of(recipe, config, data.train)  # it may leave none
+    return Inputs(student, own, data, windows)
 
 
-def _check_attention(student: Any, config: Any) -> None:
-    """Raise ValueError where the attention that is asked for does not run here."""
+def _missing_for_attention(student: Any, config: Any) -> str | None:
+    """Why the attention that is asked for does not run here. Raises ValueError where there is none of that name."""
+    given = (config.model_init_kwargs or {}).get("attn_implementation")
     try:
-        if given := (config.model_init_kwargs or {}).get("attn_implementation"):
+        if given:
             student.set_attn_implementation(given)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
+        return f"attn_implementation: {str(error).strip().splitlines()[0]}"
+    except ValueError as error:
         raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
+    return None
 
 
 def _check_reporting(config: Any) -> None:

@@ -52,11 +52,6 @@ class Teacher:
         with self.without_adapters():
             return self.model(**inputs)
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All that it computes with, the student's own among them."""
-        return [*self.model.parameters(), *self.head.parameters()]
-
 
 def beside(
     student: RewiredLlamaForCausalLM,

@@ -38,6 +38,15 @@ def test_it_tells_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_it_may_be_told_where_a_package_is_missing(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a laptop, of what a cluster is to train."""
+    keys |= {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    assert re.search(r"Not to be trained here: attn_implementation: .*[Ff]lash", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("wiring", "targets", "told"),
     [
