@@ -21,12 +21,12 @@ from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
 from ..request import RefitRequest
+from ..write import wired_config
 from .fitting import Fit
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
 from .text import Calibration, load
 from .weights import Finished, Weights, discard
-from .windows import WINDOW
 
 RECIPE = 6  # counts up when the same text gives other weights, so that no older run is gone on with
 
@@ -142,7 +142,7 @@ def refit(
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
         shelf = Shelf(Path(spill) if request.spill else None)
         parts = {"gains": request.gains, "matrices": request.matrices}
-        sweep = Sweep(model_config(config, calibration), weights, calibration, dtype, shelf, **parts)
+        sweep = Sweep(model_config(config), weights, calibration, dtype, shelf, **parts)
         try:
             with memory_is_told():
                 before, after = sweep.run(finished, keep)
@@ -172,26 +172,29 @@ def memory_is_told() -> Iterator[None]:
         ) from None
 
 
-def model_config(config: Mapping[str, Any], calibration: Calibration) -> RewiredLlamaConfig:
+def model_config(config: Mapping[str, Any]) -> RewiredLlamaConfig:
+    """`config` as a model has it. Raises ValueError where that is none."""
     try:
         found = RewiredLlamaConfig.from_dict(dict(config))
         with torch.device("meta"):
             RewiredLlamaDecoderLayer(found, 0, *found.module_wirings()[0])
     except Exception as error:  # whatever a value of another kind makes of transformers' code
         raise ValueError(f"config.json describes no Llama that can be run ({error!r}).") from None
-    if int(calibration.windows.max()) >= found.vocab_size:
-        raise ValueError(
-            f"The tokenizer has tokens beyond the model's vocabulary of {found.vocab_size}: is it its own?"
-        )
     return found
 
 
 def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -> Calibration:
     """`tokens` tokens of `text` for the checkpoint in `source`. Raises ValueError where it has no tokenizer that loads,
     and for a text that cannot be used."""
+    shape = model_config(wired_config(config, [], tp_shards=1))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # a broken file can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None
-    return load(text, tokenizer, tokens, config.get("max_position_embeddings", WINDOW))
+    found = load(text, tokenizer, tokens, shape.max_position_embeddings)
+    if int(found.windows.max()) >= shape.vocab_size:
+        raise ValueError(
+            f"The tokenizer has tokens beyond the model's vocabulary of {shape.vocab_size}: is it its own?"
+        )
+    return found

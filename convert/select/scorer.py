@@ -87,7 +87,7 @@ class Scorer:
 
     def _sweep(self, entries: Sequence[Mapping[str, Any]]) -> Sweep:
         regions = parse_wiring(entries, self.layers)
-        config = model_config(wired_config(self.config, regions, self.tp_shards), self.calibration)
+        config = model_config(wired_config(self.config, regions, self.tp_shards))
         return Sweep(config, self.weights, self.calibration, None, self.shelf, gains=False, matrices=True)
 
 

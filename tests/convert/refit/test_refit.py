@@ -215,6 +215,16 @@ def test_a_broken_embedding_is_said(dense: Path, text: Path, request_of: Request
         convert(source, tmp_path / "out", replace(request_of, refit=RefitRequest(str(tmp_path / "words.txt"), 6144)))
 
 
+def test_a_config_without_a_context_is_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
+    """Not as a tokenizer that does not load, which reads that config, too."""
+    source = tmp_path / "dense"
+    shutil.copytree(dense, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": None}))
+    with pytest.raises(ValueError, match=r"config\.json describes no Llama that can be run"):
+        convert(source, tmp_path / "out", request_of)
+
+
 def test_a_broken_last_norm_is_said(dense: Path, request_of: Request, tmp_path: Path) -> None:
     source = tmp_path / "dense"
     shutil.copytree(dense, source)
