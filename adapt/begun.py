@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,14 +50,17 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
     """Raise ValueError where what lies in `folder` was begun with another recipe, of so many `stages`.
 
     `rows` is the fingerprint of the data. It is None for a stage that is finished: only what it told may change then.
+    Of one that saved no step anything may, but what a start that is there was made by.
     """
+    has_steps = rows is None or any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     if not (folder / _FILE).is_file():
-        if folder.is_dir() and (rows is None or any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))):
+        if folder.is_dir() and has_steps:
             raise ValueError(f"{folder} has no {_FILE}, so nobody knows what it holds: choose another output_dir.")
         return
     before, now = _read(folder), _keys(stage, stages, rows)
     may_change = _TELLS if rows is None else (*_TELLS, *_LASTS)
-    for part in before:
+    parts = {"start": (folder / "start" / "config.json").is_file(), "training": False}
+    for part in [part for part, is_there in parts.items() if is_there or has_steps]:
         for name in before[part] | now[part]:
             if name in may_change or (name == "set of rows" and rows is None):
                 continue
@@ -73,32 +74,14 @@ def check_layout(out: Path, stages: int) -> None:
         raise ValueError(f"{out} was begun with another number of stages: choose another output_dir.")
 
 
-@contextmanager
-def training(stage: Stage, folder: Path, stages: int, rows: str) -> Iterator[None]:
-    """Keep what is begun with `stage` while it runs; if it fails before a step was saved, what was asked for may be
-    mended, all but the model that it started from.
-
-    Raises ValueError where `folder` was begun with another recipe.
-    """
+def begin(stage: Stage, folder: Path, stages: int, rows: str) -> None:
+    """Keep what `stage` is begun with. Raises ValueError where `folder` was begun with another recipe."""
     state = PartialState()
     check(stage, folder, stages, rows)
     state.wait_for_everyone()  # all have looked
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         _write(_keys(stage, stages, rows), folder)
-    try:
-        yield
-    except Exception:
-        if state.is_main_process and not any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
-            _forget(folder)
-        raise
-
-
-def _forget(folder: Path) -> None:
-    if (folder / "start").is_dir():
-        _write({"start": _read(folder)["start"]}, folder)
-    else:
-        (folder / _FILE).unlink()
 
 
 def _keys(stage: Stage, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
@@ -115,7 +98,7 @@ def _keys(stage: Stage, stages: int, rows: str | None) -> dict[str, dict[str, An
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         found: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        if found.keys() <= {"start", "training"}:
+        if found.keys() == {"start", "training"}:
             return found
     except ValueError:
         pass

@@ -18,7 +18,7 @@ def card(
     start: Path,
     earlier: Path | None,
     name: str,
-    original: str,
+    original: str | None,
     given: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     record: Mapping[str, Any],
@@ -27,7 +27,7 @@ def card(
     """README.md of the model `name`, trained from the checkpoint in `start`; `given` are the recipe's keys.
 
     `earlier` is the model that was trained before, and rewired to be `start`, if one was; `original` is of what all of
-    them were made.
+    them were made, None where only the start's own card knows.
     """
     before = card_of_trained(_read(start), name, original)
     if earlier is not None and earlier != start:
@@ -75,8 +75,8 @@ _TRAINING = """{before}
 
 ## Training
 
-{steps:,} steps, {tokens:,} tokens{earlier}. Losses are means a token, in nats; `held_out_kl` is KL(original || this) on
-text that was never trained on.{logged}
+{steps:,} steps, {tokens:,} tokens{earlier}. Losses are means a token, `ce` and `kd` in nats, `hidden` the squared error
+relative to the original's square; `held_out_kl` is KL(original || this) on rows that this training left out.{logged}
 
 | | first | last |
 |---|---|---|

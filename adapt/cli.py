@@ -62,7 +62,8 @@ def _adapt(
             return
         made = adapt(stages, resume, _on_layer)
         if is_first_rank():
-            print(f"{made} is trained. To compare it with the original: evaluate {original_of(made)} {made}")
+            original = original_of(made) or "ORIGINAL"
+            print(f"{made} is trained. To compare it with the original: evaluate {original} {made}")
 
 
 def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.destination import staged_folder
+from rewired.convert.write import AUTO_MAP, write_code
 from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
@@ -23,8 +24,6 @@ from .plots import curves
 from .recipe import Stage
 from .start import RECORD, Start
 from .trainable import changed_after
-
-_COPIED = (*COMPANION_FILES, "*.py")  # of the start; an output_dir may lie in its folder
 
 
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
@@ -35,7 +34,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
-    history = trainer.state.log_history
+    history, config["auto_map"] = trainer.state.log_history, AUTO_MAP
     before = config.get(RECORD, {"tokens": 0})
     config[RECORD] = {
         "base": start.base,
@@ -49,14 +48,15 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         start.folder,
         _trained(stage.recipe.model),
         made.parent.name,
-        _called(start.base["name"]),
+        start.name,
         stage.given,
         history,
         config[RECORD],
         notes,
     )
     with staged_folder(made) as staging:
-        _copy(start.folder, staging)
+        _copy_companions(start.folder, staging)
+        write_code(staging)  # what was fetched brings none
         if stage.given.get("chat_template_path"):
             template = trainer.processing_class.chat_template
             (staging / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -81,16 +81,12 @@ def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, t
     return found
 
 
-def _copy(start: Path, folder: Path) -> None:
-    for path in (path for pattern in _COPIED for path in start.glob(pattern)):
+def _copy_companions(start: Path, folder: Path) -> None:
+    """And nothing else: an output_dir may lie in the start's folder."""
+    for path in (path for pattern in COMPANION_FILES for path in start.glob(pattern)):
         copy = folder / path.relative_to(start)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
-
-
-def _called(name: str) -> str:
-    """A folder by its name alone; what is on the hub by its id."""
-    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _trained(model: str) -> Path | None:

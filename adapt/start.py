@@ -24,6 +24,7 @@ from .recipe import LORA, Recipe
 from .trainable import changed_after, choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves
+_REWIRED = "is_rewired"  # of a base whose weights are the original's, and its wiring is not
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Start:
     base: dict[str, Any]
     changed: tuple[int, ...] = ()
     ends_changed: bool = False
+
+    @property
+    def name(self) -> str | None:
+        """The original's: a folder's name, or an id on the hub; None where nobody wrote it down."""
+        name = Path(self.base["name"])
+        return None if _REWIRED in self.base else name.name if name.is_absolute() else str(name)
 
     @property
     def original(self) -> Path:
@@ -130,8 +137,15 @@ def _opened(folder: Path, model: str) -> Start:
     _check_rewired(folder, config)
     changed, ends_changed = changed_before(RewiredLlamaConfig.from_pretrained(folder))
     earlier = config.get(RECORD) or config.get("refit")
-    made_from = earlier["base"] if earlier else base.record(find_source(model), checkpoint_folder(model))
+    made_from = earlier["base"] if earlier else _record(model)
     return Start(folder, made_from, tuple(changed), ends_changed)
+
+
+def _record(model: str) -> dict[str, Any]:
+    """Of a checkpoint with the original's weights; one that was only converted is not the original by its name."""
+    folder = checkpoint_folder(model)
+    found = base.record(find_source(model), folder)
+    return found | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
 
 
 def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
@@ -150,6 +164,7 @@ def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def original_of(made: Path) -> str:
-    """The name of the original that the config of a trained model records."""
-    return str(Checkpoint.open(made).config[RECORD]["base"]["name"])
+def original_of(made: Path) -> str | None:
+    """The name of the original that the config of a trained model records, if it knows one."""
+    made_from = Checkpoint.open(made).config[RECORD]["base"]
+    return None if _REWIRED in made_from else str(made_from["name"])

@@ -61,8 +61,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     with state.main_process_first():  # whatever can be wrong is read before hours of work
         given = {number: inputs(stages[: number + 1], checkpoint_folder(stages[0].recipe.model)) for number in todo}
     for number in todo:
-        with begun.training(runs[number], folders[number], len(stages), given[number].data.fingerprint):
-            _run(runs[number], folders[number], made[number], given[number], on_layer)
+        begun.begin(runs[number], folders[number], len(stages), given[number].data.fingerprint)
+        _run(runs[number], folders[number], made[number], given[number], on_layer)
         state.wait_for_everyone()
         _free_memory()
     return made[-1]
@@ -102,14 +102,24 @@ def _run(stage: Stage, folder: Path, made: Path, given: Inputs, on_layer: Callab
         state.print(note)
     with state.main_process_first():
         start = prepare(recipe, folder / "start", on_layer)
-    last, broken = checkpoints.last_whole(folder)
-    if broken:
-        state.print(f"{', '.join(broken)}: broken, so this goes on from {last}.")
+    last = _last_checkpoint(folder)
     trainer = make_trainer(recipe, stage.config, folder, start, given, last)
     _train(trainer, last, folder)
     for note in data.streamed():
         state.print(note)
     save(trainer, stage, start, [*data.notes, *data.streamed()], made)
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The one to go on from. Newer ones that are broken are removed: save_total_limit would keep the newest."""
+    state = PartialState()
+    last, broken = checkpoints.last_whole(folder)
+    state.wait_for_everyone()  # all have looked
+    if broken:
+        state.print(f"{', '.join(broken)}: broken, so this goes on from {last}.")
+    for checkpoint in broken if state.is_main_process else ():
+        shutil.rmtree(checkpoint)
+    return last
 
 
 def _free_memory() -> None:

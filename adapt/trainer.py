@@ -79,6 +79,11 @@ class AdaptTrainer(SFTTrainer):
         self._check_last_step()
         return found
 
+    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        found: tuple[int, int] = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)  # a checkpoint's says how often it was logged and saved before
+        return found
+
     def _check_last_step(self) -> None:
         """Raises DivergedError, on all ranks, where the last step broke the weights: no later loss tells of it."""
         model: Any = self.model_wrapped

@@ -46,15 +46,19 @@ def model_card(
     )
 
 
-def card_of_trained(card: str, name: str, base_model: str) -> str:
-    """The `card` of a rewired checkpoint, true of what a training made of it; another card is left as it is."""
+def card_of_trained(card: str, name: str, base_model: str | None) -> str:
+    """The `card` of a rewired checkpoint, true of what a training made of it; another card is left as it is, and so is
+    the name of the base model where no other is given."""
     if _OURS not in card:
         return card
     fitted = re.escape(_REFITTED).replace(re.escape("{}"), "[-, 0-9]+")
-    for pattern, instead in (
+    of_base = [
         (r"^base_model: .*$", f"base_model: {json.dumps(base_model)}"),
-        (r"^# .*$", f"# {name}"),
         (rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`"),
+    ]
+    for pattern, instead in (
+        *(of_base if base_model else ()),
+        (r"^# .*$", f"# {name}"),
         (re.escape(_FRESH), ""),
         (re.escape(_UNCHANGED), "were trained since: see Training"),
         (fitted, "were fitted and trained since: see Training"),

@@ -33,7 +33,7 @@ MODEL_CODE = (
     "tensor_parallel.py",
     "wiring.py",
 )
-_AUTO_MAP = {
+AUTO_MAP = {
     "AutoConfig": "configuration_rewired_llama.RewiredLlamaConfig",
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
     "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
@@ -87,9 +87,14 @@ def write(
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
     if not job.request.to_llama:
-        code = Path(rewired.__file__).parent
-        for name in MODEL_CODE:
-            shutil.copyfile(code / name, staging / name)
+        write_code(staging)
+
+
+def write_code(folder: Path) -> None:
+    """The model's own, which `AUTO_MAP` points to."""
+    code = Path(rewired.__file__).parent
+    for name in MODEL_CODE:
+        shutil.copyfile(code / name, folder / name)
 
 
 def _refitted(config: Mapping[str, Any]) -> str:
@@ -165,7 +170,7 @@ def wired_config(config: Mapping[str, Any], regions: Iterable[Region], tp_shards
     return _of_source(config) | {
         "model_type": REWIRED,
         "architectures": ["RewiredLlamaForCausalLM"],
-        "auto_map": _AUTO_MAP,
+        "auto_map": AUTO_MAP,
         "tp_shards": tp_shards,
         "wiring": wiring_to_json(regions),
     }

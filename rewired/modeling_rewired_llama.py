@@ -151,7 +151,8 @@ class RewiredLlamaPreTrainedModel(LlamaPreTrainedModel):
                 "Re-entrant gradient checkpointing does not see the tensors inside the residual stream and would give "
                 "wrong gradients: use gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
-        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})  # torch would be re-entrant
+        super().gradient_checkpointing_enable(options, **kwargs)
 
 
 class RewiredLlamaModel(RewiredLlamaPreTrainedModel, LlamaModel):

@@ -98,6 +98,15 @@ def test_what_a_training_tells_may_change(trained: Path, out: Path, keys: dict[s
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_it_is_saved_and_logged_as_often_as_is_asked_for_now(out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Not as often as when it was begun, which a checkpoint says."""
+    shutil.rmtree(out / "checkpoint-4")
+    made = train(tmp_path / "r.yaml", resume=True, **keys | {"save_steps": 4, "logging_steps": 3, "max_steps": 8})
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-8"}
+    history = json.loads((made / "training.json").read_text())
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4, 6, 8], "and before it is saved"
+
+
 def test_nor_on_another_number_of_ranks(out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
     """Which makes other steps of the same rows."""
     recipe = out / "recipe.json"
@@ -163,6 +172,14 @@ def test_the_last_whole_checkpoint_is_gone_on_from(
     assert "checkpoint-4: broken, so this goes on from " in told and "checkpoint-2." in told
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert (out / "checkpoint-4" / "optimizer.pt").is_file()
+
+
+def test_broken_checkpoints_do_not_push_whole_ones_out(out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Where few are kept: the newest would stay, whatever is in it."""
+    (out / "checkpoint-4").rename(out / "checkpoint-9")
+    (out / "checkpoint-9" / "optimizer.pt").unlink()
+    train(tmp_path / "r.yaml", resume=True, **keys | {"save_total_limit": 1})
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -249,6 +266,24 @@ def test_what_cannot_be_begun_can_be_mended(keys: dict[str, Any], tmp_path: Path
         train(tmp_path / "r.yaml", **keys | {"refit": str(text)})
     text.write_text("A river runs. " * 400)
     assert train(tmp_path / "r.yaml", resume=True, **keys | {"refit": str(text), "refit_tokens": 600}).is_dir()
+
+
+def test_what_was_killed_before_its_first_checkpoint_can_be_mended(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, for example, which leaves it no time to clean up."""
+
+    def kill(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rewired.adapt.train.make_trainer", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "r.yaml", **keys)
+    assert (tmp_path / "out" / "start" / "config.json").is_file()
+    with pytest.raises(ValueError, match="begun with another wiring"):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
+    assert train(tmp_path / "r.yaml", resume=True, **keys | {"per_device_train_batch_size": 1}).is_dir()
 
 
 def test_what_failed_before_its_first_checkpoint_can_be_mended(keys: dict[str, Any], tmp_path: Path) -> None:

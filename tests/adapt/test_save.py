@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rewired
+from rewired.adapt.start import original_of
+from rewired.convert.write import AUTO_MAP, MODEL_CODE
 
 from .world import CHATML, LADDER, make_rewired, train
 
@@ -17,6 +23,48 @@ def test_the_chat_template_that_was_trained_on_goes_along(keys: dict[str, Any], 
     made = train(tmp_path / "r.yaml", **keys)
     assert AutoTokenizer.from_pretrained(made).chat_template == template
     assert AutoTokenizer.from_pretrained(dense).chat_template == CHATML
+
+
+def test_of_a_tokenizer_with_several_templates_the_default_is_trained_on(
+    keys: dict[str, Any], dense: Path, tmp_path: Path
+) -> None:
+    several = AutoTokenizer.from_pretrained(dense)
+    several.chat_template = {"default": CHATML, "tool_use": "{{ tools }}"}
+    several.save_pretrained(tmp_path / "several")
+    keys |= {"chat_template_path": str(tmp_path / "several"), "assistant_only_loss": False, "max_steps": 1}
+    assert AutoTokenizer.from_pretrained(train(tmp_path / "r.yaml", **keys)).chat_template == CHATML
+
+
+def test_a_tokenizer_without_a_template_gives_none(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    plain = AutoTokenizer.from_pretrained(dense)
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="neither a file nor a tokenizer that has a template"):
+        train(tmp_path / "r.yaml", **keys | {"chat_template_path": str(tmp_path / "plain")})
+
+
+def test_the_code_that_goes_along_is_what_is_installed(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """A checkpoint that was fetched has none, and an older one has old code."""
+    model = make_rewired(dense, tmp_path / "model", LADDER)
+    (model / "configuration_rewired_llama.py").unlink()
+    (model / "modeling_rewired_llama.py").write_text("raise RuntimeError")
+    (model / "script.py").write_text("")
+    made = train(tmp_path / "r.yaml", **keys | {"model": str(model), "wiring": None, "max_steps": 1})
+    assert sorted(path.name for path in made.glob("*.py")) == sorted(MODEL_CODE)
+    installed = Path(rewired.__file__).parent
+    assert all((made / name).read_bytes() == (installed / name).read_bytes() for name in MODEL_CODE)
+    assert json.loads((made / "config.json").read_text())["auto_map"] == AUTO_MAP
+
+
+def test_a_hybrid_is_not_called_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """Of a checkpoint that was converted only, its own card knows what it was made of."""
+    model = make_rewired(dense, tmp_path / "model", LADDER)
+    made = train(tmp_path / "r.yaml", **keys | {"model": str(model), "wiring": None, "max_steps": 1})
+    lines = (made / "README.md").read_text().splitlines()
+    assert 'base_model: "dense"' in lines and not any(line.startswith("`model`, rewired") for line in lines)
+    assert original_of(made) is None
+    again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "wiring": None, "output_dir": str(tmp_path / "2")})
+    assert 'base_model: "dense"' in (again / "README.md").read_text()
 
 
 def test_a_folder_in_the_models_own_is_not_copied(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:

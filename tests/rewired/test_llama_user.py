@@ -87,10 +87,13 @@ def test_attention_implementations_agree(wiring: list[dict[str, Any]], implement
 
 
 @every_wiring
-def test_gradient_checkpointing_changes_no_gradient(wiring: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("options", [None, {"preserve_rng_state": False}], ids=str)
+def test_gradient_checkpointing_changes_no_gradient(
+    wiring: list[dict[str, Any]], options: dict[str, bool] | None
+) -> None:
     model, input_ids = rewired_model(wiring).train(), tokens()
     expected = gradients(model, input_ids)
-    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable(options)
     for name, gradient in gradients(model, input_ids).items():
         assert torch.equal(gradient, expected[name]), name
 
