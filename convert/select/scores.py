@@ -86,10 +86,13 @@ class Kept:
         )
 
     def _excess(self, wiring: str, layer: int) -> float:
-        """What `layer` and the next one cost together beyond what they cost alone."""
+        """What `layer` and the next one cost together beyond what they cost alone.
+
+        They may cost less, where the second's refit mends what the first left; many in a row do not.
+        """
         one, other = self.read(wiring)[layer], self.read(wiring)[layer + 1]
         assert one.pair is not None, "only the last layer has no neighbour"
-        return one.pair - one.single - other.single
+        return max(0.0, one.pair - one.single - other.single)
 
     def _scores(self, found: dict[str, dict[str, float]]) -> dict[int, Score]:
         """As they were written. Raises ValueError for those of other layers than the model has."""

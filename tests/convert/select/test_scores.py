@@ -108,6 +108,15 @@ def test_two_runs_keep_each_others_scores() -> None:
     assert Kept({}, 100).read("ladder") == {layer: Score(0.1 * layer, 0.2) for layer in range(99)}
 
 
+def test_neighbours_that_mend_each_other_are_no_cheaper_for_it() -> None:
+    kept = Kept({"test": "a price"}, 3)
+    for layer, score in enumerate((Score(0.2, 0.3), Score(0.2, 0.5), Score(0.1, None))):
+        kept.add("ladder", layer, score)
+    price = kept.price(["ladder"])
+    assert price.of(("ladder", "ladder", "standard")) == pytest.approx(0.4), "not 0.3"
+    assert price.of(("standard", "ladder", "ladder")) == pytest.approx(0.5)
+
+
 def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path: Path) -> None:
     source = broken_copy(dense, tmp_path / "dense", layer=1)
     with pytest.raises(ValueError, match="gives no finite KL: are the checkpoint's weights whole"):

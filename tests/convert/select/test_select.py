@@ -61,14 +61,15 @@ def test_wirings_that_are_scored_together_score_as_alone(dense: Path, text: Path
 
 
 def test_the_choice_is_the_best_pair_of_layers(dense: Path, text: Path, tmp_path: Path) -> None:
+    """Of which neighbours may cost more than both alone, and count no less."""
     done = select(str(dense), tmp_path / "choice", ask(text))
     scores = done.kept.read("ladder")
     sums = {
-        (one, other): scores[one].single + scores[other].single if other > one + 1 else scores[one].pair
+        (one, other): max(scores[one].single + scores[other].single, (scores[one].pair or 0.0) * (other == one + 1))
         for one in range(4)
         for other in range(one + 1, 4)
     }
-    best = min(sums, key=lambda pair: sums[pair] or 0.0)
+    best = min(sums, key=lambda pair: sums[pair])
     assert [layer for layer, name in enumerate(done.choice) if name == "ladder"] == list(best)
     assert done.candidates[0].price == pytest.approx(sums[best])
 
