@@ -42,7 +42,7 @@ def check_free(out: Path, resume: bool) -> None:
     """Raise ValueError where no training may begin in `out`, or with `resume` go on."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose another output_dir.")
-    if out.exists() and any(out.iterdir()) and not resume:
+    if out.exists() and not resume and any(path.name != _FILE for path in out.iterdir()):
         raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
 
 
