@@ -59,8 +59,8 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
         return
     before, now = _read(folder), _keys(stage, stages, rows)
     may_change = _TELLS if rows is None else (*_TELLS, *_LASTS)
-    parts = {"start": (folder / "start" / "config.json").is_file(), "training": False}
-    for part in [part for part, is_there in parts.items() if is_there or has_steps]:
+    has_start = has_steps or (folder / "start" / "config.json").is_file()
+    for part in ["start"] * has_start + ["training"] * has_steps:
         for name in before[part] | now[part]:
             if name in may_change or (name == "set of rows" and rows is None):
                 continue
