@@ -34,7 +34,8 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
     tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
-    history, config["auto_map"] = trainer.state.log_history, AUTO_MAP
+    history = trainer.state.log_history
+    config["auto_map"] = AUTO_MAP
     before = config.get(RECORD, {"tokens": 0})
     config[RECORD] = {
         "base": start.base,

@@ -42,9 +42,9 @@ class Start:
 
     @property
     def name(self) -> str | None:
-        """The original's: a folder's name, or an id on the hub; None where nobody wrote it down."""
-        name = Path(self.base["name"])
-        return None if _REWIRED in self.base else name.name if name.is_absolute() else str(name)
+        """The original's, without a folder's path; None where nobody wrote it down."""
+        named = _original(self.base)
+        return Path(named).name if named and Path(named).is_absolute() else named
 
     @property
     def original(self) -> Path:
@@ -165,6 +165,9 @@ def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def original_of(made: Path) -> str | None:
-    """The name of the original that the config of a trained model records, if it knows one."""
-    made_from = Checkpoint.open(made).config[RECORD]["base"]
+    """The original that the config of a trained model records, a path or an id on the hub, if it knows one."""
+    return _original(Checkpoint.open(made).config[RECORD]["base"])
+
+
+def _original(made_from: Mapping[str, Any]) -> str | None:
     return None if _REWIRED in made_from else str(made_from["name"])
