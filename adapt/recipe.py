@@ -34,7 +34,10 @@ _IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on th
 _PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 _EXTENDS = "extends"  # another recipe, from which this one inherits
 # transformers' older names, which it reads only where the new one is not given
-_NEW_NAMES = {f"gradient_{name}": f"activation_{name}" for name in ("checkpointing", "checkpointing_kwargs")}
+_NEW_NAMES = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
 
 
 @dataclass
@@ -206,9 +209,10 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
+    content = _with_new_names(content)
     if parent := content.pop(_EXTENDS, None):
-        return _read(path.parent / str(parent), (*seen, path.resolve())) | _with_new_names(content)
-    return _with_new_names(content)
+        content = _read(path.parent / str(parent), (*seen, path.resolve())) | content
+    return content
 
 
 def _with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
