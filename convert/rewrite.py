@@ -64,8 +64,8 @@ def rewrite(
             metadata = file.metadata()
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
                 tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
-                is_quantised = not tensor.is_floating_point() or tensor.itemsize == 1
-                tensors[name] = tensor.to(target) if target and not is_quantised else tensor
+                is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
+                tensors[name] = tensor.to(target) if target and is_plain else tensor
         save(tensors, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)

@@ -31,9 +31,9 @@ class Cutter:
         begin = self._bos()
         wanted = most * (self.length - len(begin))
         found, enough = list[list[int]](), 0
-        for tokens in self._read(documents, wanted):
+        for tokens in self._each(documents, wanted):
             found.append(tokens)
-            enough += min(len(found[-1]), _PART)
+            enough += min(len(tokens), _PART)
             if enough >= wanted:
                 break
         lengths = [len(ids) for ids in found]
@@ -46,14 +46,15 @@ class Cutter:
         """At most so many windows of documents one after the other, whole."""
         begin = self._bos()
         wanted, ids = most * (self.length - len(begin)), list[int]()
-        for tokens in self._read(documents, wanted):
+        for tokens in self._each(documents, wanted):
             ids += tokens
             if len(ids) >= wanted:
                 break
         return self._cut(ids, begin, most)
 
-    def _read(self, documents: Iterable[Document], most: int) -> Iterator[list[int]]:
-        """At most so many tokens of each that the chat template takes. Raises ValueError where it takes none."""
+    def _each(self, documents: Iterable[Document], most: int) -> Iterator[list[int]]:
+        """The tokens of each document that the chat template takes, at most so many. Raises ValueError where it takes
+        none of them."""
         refusal, some = None, False
         for document in documents:
             try:
