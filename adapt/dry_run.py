@@ -33,11 +33,10 @@ def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
     begun.check_free(Path(str(stage.config.output_dir)), resume)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         given = inputs(stages, find_source(stages[0].recipe.model).tokenizer(Path(scratch)), elsewhere=True)
-    lines = [title] if title else []
-    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *given.data.notes]
     steps = Steps.of(stage.recipe, stage.config, given.data.train)
-    parts = [steps.told(), _trained(stage.recipe, given.student), _memory(stage, given.student)]
-    return "\n".join([*lines, *parts])
+    lines = [title] if title else []
+    lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *given.data.notes, steps.told()]
+    return "\n".join([*lines, _trained(stage.recipe, given.student), _memory(stage, given.student)])
 
 
 def _trained(recipe: Recipe, model: RewiredLlamaForCausalLM) -> str:

@@ -127,6 +127,14 @@ def training_template(tokenizer: Any) -> str:
     )
 
 
+def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:
+    try:
+        text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, date_string=DAY)
+    except TemplateError:
+        return None
+    return str(text)
+
+
 def _free_lock() -> None:
     """In a process that was forked while a thread, which it has not, held it."""
     global _one_at_a_time
@@ -134,11 +142,3 @@ def _free_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_free_lock)
-
-
-def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:
-    try:
-        text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, date_string=DAY)
-    except TemplateError:
-        return None
-    return str(text)

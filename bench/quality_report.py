@@ -30,8 +30,8 @@ def main() -> None:
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
     selected = list({tuple(row[:2]): row for row in selected}.values())
-    chosen = [row for row in selected if row[-1] == RECIPE]
-    frontier([row for row in measured if is_current(row)], chosen, FOLDER / "frontier.png")
+    current = [row for row in selected if row[-1] == RECIPE]
+    frontier([row for row in measured if is_current(row)], current, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
 
