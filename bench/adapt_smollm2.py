@@ -21,7 +21,7 @@ from typing import Any
 from quality import KINDS, MODEL, WIRINGS, compare, held_out, told
 from transformers.utils import logging
 
-from rewired.adapt.recipe import read
+from rewired.adapt.recipe_file import read
 from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert

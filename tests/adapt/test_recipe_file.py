@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rewired.adapt.recipe import read
+from rewired.adapt.recipe_file import read
 
 LEAST: dict[str, Any] = {"model": "some/model", "datasets": ["some/data"]}
 
