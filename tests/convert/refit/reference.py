@@ -159,7 +159,7 @@ def place(
     ]
     at = [list(block) for block in torch.arange(len(sizes)).chunk(len(views))]
     before, total = float("inf"), sum(errors[k][j] for k, neurons in enumerate(at) for j in neurons)
-    while total < 0.999 * before:
+    while total < before:
         for a, b in combinations(range(len(at)), 2):
             while True:
                 i = max(at[a], key=lambda j: errors[a][j] - errors[b][j])
