@@ -40,26 +40,17 @@ class Calibration:
         """The windows that judge, or the others, [W, T]; and some of their tokens as texts of their own, [S, 1].
 
         A text's first token is what later ones attend to most, and a model makes of it a stream like no other. Windows
-        have too few of them to fit that, unless all begin with the same one. Alone a token is the same text wherever it
-        is from, so only those judge that the fit does not see alone.
+        have too few of them to fit that, unless all begin with the same one.
         """
-        is_held_out = torch.tensor(self.held_out)
-        windows = self.windows[is_held_out == held_out]
+        windows = self.windows[torch.tensor(self.held_out) == held_out]
         if bool((self.windows[:, 0] == self.windows[0, 0]).all()):
             return [windows]
-        alone = _first_tokens(windows)
-        if held_out:
-            alone = alone[~torch.isin(alone, _first_tokens(self.windows[~is_held_out]))]
-        return [windows, alone[:, None]] if len(alone) else [windows]
+        return [windows, windows.flatten()[::FIRST, None]]
 
     @property
     def sha256(self) -> str:
         """Of the tokens, and of which of them only judge."""
         return hashlib.sha256(self.windows.numpy().tobytes() + bytes(self.held_out)).hexdigest()
-
-
-def _first_tokens(windows: torch.Tensor) -> torch.Tensor:  # [S]
-    return windows.flatten()[::FIRST]
 
 
 def load(text: str, tokenizer: Any, tokens: int, context: int = WINDOW) -> Calibration:
