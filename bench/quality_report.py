@@ -14,11 +14,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import FILES, KINDS, WINDOWS, is_current
+from quality import FILES, KINDS, WINDOWS
 
 from rewired.convert.refit.run import RECIPE
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
+DRAWN_SINCE = 6  # the recipe whose refits the picture may show: where the first layers stay, later ones give the same
 
 
 def main() -> None:
@@ -30,14 +31,18 @@ def main() -> None:
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
     selected = list({tuple(row[:2]): row for row in selected}.values())
-    current = [row for row in selected if row[-1] == RECIPE]
-    frontier([row for row in measured if is_current(row)], current, FOLDER / "frontier.png")
+    current = [row for row in selected if row[-1] >= DRAWN_SINCE]
+    frontier([row for row in newest(measured) if _is_drawn(row)], current, FOLDER / "frontier.png")
     if selected:
         (FOLDER / "selected.md").write_text(selected_table(selected))
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(row["wiring"], row["layers"], row["fit"]): row for row in rows}.values())
+
+
+def _is_drawn(row: dict[str, Any]) -> bool:
+    return row["windows"] == WINDOWS and (row["fit"] == "converted" or row["recipe"] >= DRAWN_SINCE)
 
 
 def _read(path: Path) -> list[Any]:

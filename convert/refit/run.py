@@ -28,7 +28,7 @@ from .sweep import BrokenWeightsError, Sweep
 from .text import Calibration, load
 from .weights import Finished, Weights, discard
 
-RECIPE = 6  # counts up when the same text gives other weights, so that no older run is gone on with
+RECIPE = 8  # counts up when the same text gives other weights, so that no older run is gone on with
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,19 @@ class Calibration:
         """The windows that judge, or the others, [W, T]; and some of their tokens as texts of their own, [S, 1].
 
         A text's first token is what later ones attend to most, and a model makes of it a stream like no other. Windows
-        have too few of them to fit that, unless all begin with the same one.
+        have too few of them to fit that, unless all begin with the same one. Alone a token is the same text wherever it
+        is from: those that judge are tokens that the fit does not see alone, no fewer of a window where it has so many.
         """
-        windows = self.windows[torch.tensor(self.held_out) == held_out]
+        is_held_out = torch.tensor(self.held_out)
+        fitted, judging = self.windows[~is_held_out], self.windows[is_held_out]
+        windows = judging if held_out else fitted
         if bool((self.windows[:, 0] == self.windows[0, 0]).all()):
             return [windows]
-        return [windows, windows.flatten()[::FIRST, None]]
+        alone = fitted.flatten()[::FIRST]
+        if held_out:
+            unseen = judging[~torch.isin(judging, alone)]
+            alone = unseen[:: max(len(unseen) * FIRST // judging.numel(), 1)]
+        return [windows, alone[:, None]] if len(alone) else [windows]
 
     @property
     def sha256(self) -> str:

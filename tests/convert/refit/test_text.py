@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from rewired.convert.refit import documents
 from rewired.convert.refit.text import Calibration, load
@@ -348,26 +351,37 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     assert sum(calibration.held_out) == 4
     chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
     assert 4 <= len(chat) <= 16
-    for given, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
-        assert given == whole[: len(whole) - len(whole) // 5], "the last fifth is there to judge"
+    for read, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
+        assert read == whole[: len(whole) - len(whole) // 5], "the last fifth is there to judge"
     monkeypatch.setattr(documents, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
 
 
-def test_one_token_in_eight_is_a_text_of_its_own_too(tmp_path: Path) -> None:
-    """Those of windows that judge judge as well."""
-    (tmp_path / "a.txt").write_text("".join(f"{number} " for number in range(3 * WINDOW)))
-    calibration = load(str(tmp_path / "a.txt"), tokenizer(), 8 * WINDOW)
-    for held_out in (False, True):
-        windows, alone = calibration.texts(held_out)
-        assert len(windows) == (1 if held_out else 7)
-        assert torch.equal(alone, windows.reshape(-1, 1)[::8])
+@given(st.lists(st.lists(st.integers(0, 99), min_size=12, max_size=12), min_size=2, max_size=9), st.data())
+def test_one_token_in_eight_is_a_text_of_its_own_too(rows: list[list[int]], data: st.DataObject) -> None:
+    """Of windows that judge up to twice as many, but none that the fit sees alone: that is the same text."""
+    judging = data.draw(st.integers(1, len(rows) - 1))
+    fitted, judges = rows[:-judging], rows[-judging:]
+    assume(len({row[0] for row in rows}) > 1)
+    calibration = Calibration(torch.tensor(rows), tuple(number >= len(fitted) for number in range(len(rows))), "rows")
+
+    alone = list(chain(*fitted))[::8]
+    unseen = [token for token in chain(*judges) if token not in alone]
+    texts, first_tokens = calibration.texts(held_out=False)
+    assert (texts.tolist(), first_tokens.tolist()) == (fitted, [[token] for token in alone])
+    texts, *rest = calibration.texts(held_out=True)
+    assert texts.tolist() == judges
+    chosen = [token for first_tokens in rest for (token,) in first_tokens.tolist()]
+    remaining = iter(unseen)
+    assert all(token in remaining for token in chosen), "in their order, none of them twice"
+    assert min(len(unseen), 12 * judging / 8) <= len(chosen) <= 2 * 12 * judging / 8
 
 
 def test_few_windows_have_tokens_that_stand_alone_too(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{number} " for number in range(WINDOW)))
     calibration = load(str(tmp_path / "a.txt"), tokenizer(), 2 * WINDOW)
-    assert [len(calibration.texts(held_out)) for held_out in (False, True)] == [2, 2]
+    assert calibration.held_out == (False, True)
+    assert len(calibration.texts(held_out=False)) == 2
 
 
 def test_where_all_texts_begin_alike_no_token_stands_alone(tmp_path: Path) -> None:
