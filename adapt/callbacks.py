@@ -77,11 +77,11 @@ class MeasureDivergence(TrainerCallback):
 
     def __init__(
         self,
-        windows: torch.Tensor,
+        texts: list[torch.Tensor],
         every: int,
         log: Callable[[dict[str, float]], None],
     ) -> None:
-        self.windows, self.every, self.log = windows, every, log
+        self.texts, self.every, self.log = texts, every, log
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -100,9 +100,9 @@ class MeasureDivergence(TrainerCallback):
     def _measure(self, model: Any) -> None:
         was_training = model.training
         model.eval()
-        windows = self.windows.to(model.device)
+        texts = [ids.to(model.device) for ids in self.texts]
         found = divergence(
-            lambda ids: model(input_ids=ids, original=True), lambda ids: model(input_ids=ids).logits, windows
+            lambda ids: model(input_ids=ids, original=True), lambda ids: model(input_ids=ids).logits, texts
         )
         model.train(was_training)
         self.log(

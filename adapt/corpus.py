@@ -20,7 +20,7 @@ from .rows import decode, stamp
 from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder
 
-_WINDOW = 512  # tokens; of what is held out
+_JUDGED = 512  # tokens at most, of each row that is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _LOOKED_AT = 1_000  # rows, to tell data from other data
 _FORM = 3  # counts up when the same row gives other tokens: datasets keeps what this code has made
@@ -71,14 +71,15 @@ class Corpus:
             found.update(repr((len(self.train), self.train.select(places)["input_ids"][:])).encode())
         return found.hexdigest()
 
-    def windows(self, longest: int) -> torch.Tensor | None:
-        """What is held out, as windows [W, T] that a divergence is measured on; None where it is too little."""
-        if self.held_out is None:
-            return None
-        ids = [token for row in self.held_out["input_ids"] for token in row[:longest]]
-        length = min(longest, _WINDOW, len(ids))
-        count = len(ids) // length if length > 1 else 0
-        return torch.tensor(ids[: count * length]).view(count, length) if count else None
+    def judges(self, longest: int) -> list[torch.Tensor]:
+        """The beginnings of what is held out, each [T], that a divergence is measured on.
+
+        Each is a text of its own, as in training: one that begins in the middle has another first token, which a model
+        that has always seen the same one may have forgotten to attend to.
+        """
+        rows = self.held_out["input_ids"][:] if self.held_out else []
+        beginnings = [torch.tensor(row[: min(longest, _JUDGED)]) for row in rows]
+        return [ids for ids in beginnings if len(ids) > 1]
 
 
 def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:

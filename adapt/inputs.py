@@ -20,12 +20,12 @@ from .tokens import check_padding, set_chat_template
 
 
 class Inputs(NamedTuple):
-    """`student` has no weights; `windows` [W, T] are what `eval_steps` measures on, None without it."""
+    """`student` has no weights; `judges`, each [T], are what `eval_steps` measures on, none without it."""
 
     student: RewiredLlamaForCausalLM
     tokenizer: Any
     data: corpus.Corpus
-    windows: torch.Tensor | None
+    judges: list[torch.Tensor]
 
 
 def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) -> Inputs:
@@ -42,14 +42,14 @@ def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) ->
     check_padding(own, config)
     data = corpus.load(recipe, config, own)
     longest = config.max_length or student.config.max_position_embeddings
-    windows = data.windows(longest) if config.eval_steps else None
-    if config.eval_steps and windows is None:
+    judges = data.judges(longest) if config.eval_steps else []
+    if config.eval_steps and not judges:
         raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
     if missing:
         data.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last:
         Steps.of(recipe, config, data.train)  # it may leave none
-    return Inputs(student, own, data, windows)
+    return Inputs(student, own, data, judges)
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:

@@ -163,8 +163,7 @@ def make_trainer(
     model = load_model(recipe, config, Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder)
     student = _bare(model)
     layers = rewired_layers(student.config)
-    windows = given.windows
-    teacher = make_teacher(model, recipe, config, start) if recipe.distills or windows is not None else None
+    teacher = make_teacher(model, recipe, config, start) if recipe.distills or given.judges else None
     callbacks: list[TrainerCallback] = [LogBeforeSaving(), StopWhenDiverged()]
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
@@ -180,8 +179,8 @@ def make_trainer(
             add_alignment(student, teacher, layers)
         else:
             add_losses(student, teacher, loss, recipe.hidden_weight, layers)
-        if windows is not None:
-            trainer.add_callback(MeasureDivergence(windows, int(config.eval_steps), partial(Trainer.log, trainer)))
+        if given.judges:
+            trainer.add_callback(MeasureDivergence(given.judges, int(config.eval_steps), partial(Trainer.log, trainer)))
     return trainer
 
 

@@ -6,8 +6,7 @@ distributions.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,10 +61,11 @@ def _added_before(ids: list[int], with_special_tokens: list[int]) -> list[int]:
 def divergence(
     original: Callable[[torch.Tensor], torch.Tensor],
     rewired: Callable[[torch.Tensor], torch.Tensor],
-    windows: torch.Tensor,
+    windows: torch.Tensor | Sequence[torch.Tensor],
     on_window: Callable[[], None] = lambda: None,
 ) -> Divergence:
-    """Of `rewired` from `original`, functions from input_ids [1, T] to logits [1, T, V], on `windows`, [W, T].
+    """Of `rewired` from `original`, functions from input_ids [1, T] to logits [1, T, V], on `windows`, [W, T] or of
+    different lengths.
 
     One window's logits are in memory at a time.
     """
@@ -73,7 +73,7 @@ def divergence(
     for window in windows:
         found.append(_compare_window(original(window[None])[0], rewired(window[None])[0], window))
         on_window()
-    return _summary(np.stack(found))  # [W, T - 1, 3 + len(TOP)]
+    return _summary(found)
 
 
 def _compare_window(
@@ -99,17 +99,24 @@ def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, target
     return torch.stack([*losses, kl, *shared], dim=-1)
 
 
-def _summary(found: np.ndarray) -> Divergence:
-    windows = len(found)
-    by_token = found.reshape(-1, found.shape[-1]).astype(np.float64)
-    kl_of_windows = found[..., 2].mean(axis=1, dtype=np.float64)
+def _summary(found: Sequence[np.ndarray]) -> Divergence:  # each [T - 1, 3 + len(TOP)]
+    by_token = np.concatenate(found).astype(np.float64)
     means = by_token.mean(axis=0)
     return Divergence(
         tokens=len(by_token),
         perplexity_original=float(np.exp(means[0])),
         perplexity=float(np.exp(means[1])),
         kl=float(means[2]),
-        kl_standard_error=float(kl_of_windows.std(ddof=1) / math.sqrt(windows)) if windows > 1 else None,
+        kl_standard_error=_standard_error([window[:, 2] for window in found]) if len(found) > 1 else None,
         kl_p95=float(np.percentile(by_token[:, 2], 95)),
         agreement={k: float(mean) for k, mean in zip(TOP, means[3:], strict=True)},
     )
+
+
+def _standard_error(windows: Sequence[np.ndarray]) -> float:
+    """Of the mean over the tokens of several windows, each [T - 1]; tokens of one window are not independent."""
+    lengths = np.array([len(window) for window in windows])
+    kls = np.array([window.mean(dtype=np.float64) for window in windows])
+    shares = lengths / lengths.sum()
+    spread = (shares * (kls - shares @ kls)) ** 2
+    return float(np.sqrt(spread.sum() * len(windows) / (len(windows) - 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ BOS, EOS = 1, 2
 TOO_SHORT = "The text is too short: it has to have two tokens at least."
 
 
-def replay(logits: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A model that gives logits [W, T, V], window by window."""
+def replay(logits: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A model that gives logits, [W, T, V] or each [T, V], window by window."""
     left = iter(logits)
     return lambda input_ids: next(left)[None]
 
@@ -73,6 +73,19 @@ def test_divergence_is_that_of_a_loop_over_tokens(windows: int, length: int, voc
     by_window = np.array(expected["kl"]).reshape(windows, -1).mean(axis=1)
     error = by_window.std(ddof=1) / math.sqrt(windows) if windows > 1 else None
     assert found.kl_standard_error == (error and pytest.approx(error, rel=1e-4))
+
+
+def test_windows_of_different_lengths_count_by_their_tokens() -> None:
+    cases = [random_case(1, length, 23) for length in (5, 131, 2)]
+    first, second, tokens = zip(*[(original[0], rewired[0], ids[0]) for original, rewired, ids in cases], strict=True)
+    kls = [naive(*case)["kl"] for case in cases]
+    mean = sum(map(sum, kls)) / 135
+    found = divergence(replay(first), replay(second), tokens)
+    assert (found.tokens, found.kl) == (135, pytest.approx(mean, rel=1e-5))
+    # of a quotient of two sums over windows (Cochran, Sampling Techniques, 2.11)
+    residuals = [sum(window) - len(window) * mean for window in kls]
+    error = math.sqrt(3 / 2 * sum(residual**2 for residual in residuals)) / 135
+    assert found.kl_standard_error == pytest.approx(error, rel=1e-4)
 
 
 def test_divergence_is_torchs_and_runs_from_the_original_to_the_other() -> None:
