@@ -19,7 +19,7 @@ from quality import FILES, KINDS, WINDOWS
 from rewired.convert.refit.run import RECIPE
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
-DRAWN_SINCE = 6  # the recipe whose refits the picture may show: where the first layers stay, later ones give the same
+DRAWN_SINCE = 6  # the oldest recipe of the picture: later ones give the same but where the first layers are rewired
 
 
 def main() -> None:
