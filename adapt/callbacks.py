@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -36,40 +36,51 @@ class LogBeforeSaving(TrainerCallback):
 
 
 class StopWhenDiverged(TrainerCallback):
-    """Stops when the logged loss stays far above the best so far.
-
-    The best is that of several logs: in a log of few tokens the loss may be small by luck.
-    """
+    """Stops when a logged loss stays far above the best so far: the one that is minimised, or the cross-entropy, which
+    tells also where the other is small by its weights or can't be large, as the Jensen-Shannon divergence."""
 
     def __init__(self) -> None:
-        self.best, self.good, self.above = math.inf, 0, 0
-        self.last = deque[float](maxlen=_PATIENCE)
+        self.losses = {"loss": _Loss(), "ce": _Loss()}
+        self.good = 0  # whose weights gave a loss that is not far above
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Looks at what was logged before a training that is gone on with was cut off."""
         for entry in state.log_history:
-            self._look(entry.get("loss"), int(entry["step"]))
+            self._look(entry, int(entry["step"]))
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any
     ) -> None:
-        """Looks at the loss that is logged."""
-        self._look((logs or {}).get("loss"), state.global_step)
+        """Looks at the losses that are logged."""
+        self._look(logs or {}, state.global_step)
 
-    def _look(self, loss: float | None, step: int) -> None:
-        if loss is None:
-            return
+    def _look(self, logs: Mapping[str, float], step: int) -> None:
+        for name in self.losses.keys() & logs.keys():
+            self.losses[name].look(logs[name])
+        if "loss" in logs and not any(loss.above for loss in self.losses.values()):
+            self.good = step - 1  # the loss of a step is that of the weights before it
+        for name, loss in self.losses.items():
+            if loss.above == _PATIENCE:
+                raise DivergedError(
+                    f"At step {step} the {name} is {loss.last[-1]:.2f}, and was {loss.best:.2f} before", self.good
+                )
+
+
+class _Loss:
+    """One that is watched. The best is that of several logs: in a log of few tokens it may be small by luck."""
+
+    def __init__(self) -> None:
+        self.best, self.above = math.inf, 0  # in so many logs, the last ones
+        self.last = deque[float](maxlen=_PATIENCE)
+
+    def look(self, loss: float) -> None:
         is_first = not self.last
         self.last.append(loss)
         if is_first or len(self.last) == _PATIENCE:
             self.best = min(self.best, median(self.last))
         self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
-        if not self.above:
-            self.good = step
-        if self.above == _PATIENCE:
-            raise DivergedError(f"At step {step} the loss is {loss:.2f}, and was {self.best:.2f} before", self.good)
 
 
 class MeasureDivergence(TrainerCallback):

@@ -28,6 +28,12 @@ def last_whole(folder: Path) -> tuple[str | None, list[str]]:
     return None, []
 
 
+def newest_until(folder: Path, last: int) -> str | None:
+    """The newest checkpoint in `folder` that is of step `last` or before it."""
+    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step(path) <= last]
+    return str(max(found, key=step)) if found else None
+
+
 def step(checkpoint: Path) -> int:
     """Whose weights it has."""
     return int(checkpoint.name.rpartition("-")[2])

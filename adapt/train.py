@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, Trainer
 from transformers.distributed import DistributedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, set_seed
 
@@ -23,7 +23,7 @@ from rewired.sources import checkpoint_folder
 
 from . import begun, checkpoints
 from .alignment import add_alignment
-from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence, StopWhenDiverged
+from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence
 from .distillation import add_losses
 from .inputs import Inputs, inputs
 from .lora import add_lora
@@ -164,13 +164,12 @@ def make_trainer(
     student = _bare(model)
     layers = rewired_layers(student.config)
     teacher = make_teacher(model, recipe, config, start) if recipe.distills or given.judges else None
-    callbacks: list[TrainerCallback] = [LogBeforeSaving(), StopWhenDiverged()]
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=config,
         train_dataset=given.data.endless(),
         processing_class=given.tokenizer,
-        callbacks=callbacks,
+        callbacks=[LogBeforeSaving()],
         losses=recipe.losses,
     )
     if teacher is not None:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
 from . import checkpoints
-from .callbacks import DivergedError
+from .callbacks import DivergedError, StopWhenDiverged
 from .distillation import Losses
 
 _SAVING = ".saving"  # checkpoints are written here, and moved to their place when they are whole
@@ -30,6 +30,8 @@ class AdaptTrainer(SFTTrainer):
         self.losses = losses
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
+        self._watch = StopWhenDiverged()
+        self.add_callback(self._watch)
 
     def compute_loss(
         self,
@@ -52,9 +54,10 @@ class AdaptTrainer(SFTTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """SFTTrainer's. Raises DivergedError, on all ranks, for a loss that is no number."""
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(self.accelerator.reduce(loss.detach().clone())):
+        of_all = self.accelerator.reduce(loss.detach().clone())
+        if not torch.isfinite(of_all):
             step = self.state.global_step  # whose weights give this loss; those before gave a number
-            raise DivergedError(f"At step {step + 1} the loss is {loss.item()}", step - 1)
+            raise DivergedError(f"At step {step + 1} the loss is {of_all.item()}", step - 1)
         return loss
 
     def _count(self, losses: Losses, inputs: dict[str, Any]) -> None:
@@ -90,8 +93,8 @@ class AdaptTrainer(SFTTrainer):
         model.eval()
         inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
         with torch.no_grad(), self.accelerator.autocast():  # which a model has by itself only once it is prepared
-            loss = self.compute_loss(model, inputs)
-        if not torch.isfinite(self.accelerator.reduce(loss.clone())):
+            loss = self.accelerator.reduce(self.compute_loss(model, inputs).clone())
+        if not torch.isfinite(loss):
             step = self.state.global_step
             raise DivergedError(f"After step {step} the loss is {loss.item()}", step - 1)
 
@@ -133,7 +136,7 @@ class AdaptTrainer(SFTTrainer):
         return str(Path(super()._get_output_dir(trial)) / _SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """A checkpoint is whole or not there, whenever this process is killed."""
+        """A checkpoint is whole or not there, whenever this process is killed; one that is known to be good stays."""
         out = Path(str(self.args.output_dir))
         if self.is_world_process_zero():
             shutil.rmtree(out / _SAVING, ignore_errors=True)
@@ -145,5 +148,6 @@ class AdaptTrainer(SFTTrainer):
             checkpoints.record(out / _SAVING / name, self._total_train_tokens)
             shutil.rmtree(out / name, ignore_errors=True)
             (out / _SAVING / name).rename(out / name)
-            rotate_checkpoints(str(out), self.args.save_total_limit, use_mtime=False)
+            good = checkpoints.newest_until(out, self._watch.good)
+            rotate_checkpoints(str(out), self.args.save_total_limit, best_model_checkpoint=good, use_mtime=False)
         self.accelerator.wait_for_everyone()

@@ -10,12 +10,12 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from rewired.adapt.callbacks import DivergedError, StopWhenDiverged
 
 
-def feed(losses: list[float], each: int = 10, cut_off_after: int = 0) -> None:
+def feed(losses: list[float], each: int = 10, cut_off_after: int = 0, **others: list[float]) -> None:
     """What is logged every so many steps, of a training that is gone on with after so many logs."""
     watch, state, arguments = StopWhenDiverged(), TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True)
     for number, loss in enumerate(losses, start=1):
         state.global_step = number * each
-        logs: dict[str, Any] = {"loss": loss}
+        logs: dict[str, Any] = {"loss": loss} | {name: values[number - 1] for name, values in others.items()}
         watch.on_log(arguments, state, TrainerControl(), logs=logs)
         state.log_history.append(logs | {"step": state.global_step})
         if number == cut_off_after:
@@ -27,12 +27,19 @@ def feed(losses: list[float], each: int = 10, cut_off_after: int = 0) -> None:
 def test_a_loss_that_stays_far_above_stops_and_the_last_healthy_step_is_known(cut_off_after: int) -> None:
     with pytest.raises(DivergedError, match=r"At step 110 the loss is 50\.00, and was 2\.00") as stopped:
         feed([2.0, 2.1, 2.3, 2.2, 2.1, 2.4, *[50.0] * 5], cut_off_after=cut_off_after)
-    assert stopped.value.good == 60
+    assert stopped.value.good == 59, "the loss of step 60 is that of the weights before it"
 
 
 def test_a_training_that_diverges_at_once_stops() -> None:
     with pytest.raises(DivergedError, match=r"At step 60 the loss is 50\.00, and was 2\.00"):
         feed([2.0, *[50.0] * 9])
+
+
+def test_a_loss_that_cannot_be_large_is_told_by_the_cross_entropy() -> None:
+    """The Jensen-Shannon divergence is at most ln 2."""
+    with pytest.raises(DivergedError, match=r"At step 80 the ce is 12\.00, and was 2\.00") as stopped:
+        feed([0.1, 0.1, 0.1, *[0.69] * 5], ce=[2.0, 2.0, 2.0, *[12.0] * 5])
+    assert stopped.value.good == 29
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,18 @@ def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str
     assert not (tmp_path / "out" / "final").exists()
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_what_is_saved_while_a_loss_stays_far_above_does_not_crowd_out_the_last_good_checkpoint(
+    limit: int, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Finite all the time: it takes logs to tell. From step 1 to 2 the weights go far away, the learning rate of step 1
+    is 0; logs 3 to 7 are above."""
+    keys |= {"max_steps": 9, "save_steps": 1, "save_total_limit": limit, "warmup_steps": 2}
+    with pytest.raises(ValueError, match=r"At step 7 the \w+ is \d.*good checkpoint is .*checkpoint-1\. "):
+        train(tmp_path / "r.yaml", **keys | {"optim": "sgd", "learning_rate": 300.0})
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
 def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_init_kwargs: .*attn_implementaton"):
         train(tmp_path / "r.yaml", **keys | {"model_init_kwargs": {"attn_implementaton": "sdpa"}})
