@@ -57,7 +57,7 @@ def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
         "weights": weights * dtype.itemsize,
         "gradients": trained * dtype.itemsize,
         "optimizer": trained * _optimizer_bytes(config, dtype),
-        "teacher": _teacher_count(recipe, config, model) * (2 if config.bf16 else dtype.itemsize),
+        "teacher": _teacher_bytes(recipe, config, model),
     }
     told = ", ".join(f"{name} {size / _GB:.2f} GB" for name, size in parts.items())
     more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
@@ -83,25 +83,30 @@ def _optimizer_bytes(config: Any, dtype: torch.dtype) -> float:
     return sum(value.nbytes for value in kept) / _SAMPLE
 
 
-def _teacher_count(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> int:
-    """The parameters that one device holds of the original beside the student's."""
+def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> int:
+    """What one device holds of the original beside the student's."""
     if not (recipe.distills or config.eval_steps):
         return 0
     changed, ends_changed = changed_before(cast(RewiredLlamaConfig, model.config))
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
-    if recipe.is_sharded:  # it shares nothing
-        whole = _count(model) - sum(map(_count, model.model.layers[: max(first, 0)]))
-        return whole if recipe.align else whole // (recipe.fsdp_size * recipe.tp_size)
-    ends = [model.model.norm, model.lm_head, *([model.model.embed_tokens] if first < 0 else [])]
-    layers = list(enumerate(model.model.layers))[max(first, 0) :]
-    own = [_own(layer, index in changed) for index, layer in layers]
-    return sum(own) + _own(torch.nn.ModuleList(ends), ends_changed)
+    embedding = [model.model.embed_tokens] if first < 0 or recipe.is_sharded else []
+    parts = [(torch.nn.ModuleList([model.model.norm, model.lm_head, *embedding]), ends_changed)]
+    parts += [(layer, n in changed) for n, layer in enumerate(model.model.layers) if n >= first]
+    # sharded, it shares nothing
+    own = [parameter for part, is_changed in parts for parameter in _own(part, is_changed or recipe.is_sharded)]
+    dtype = _dtype(config)
+    rounded = torch.bfloat16 if config.bf16 else dtype
+    # gains and the embedding, whose dtype is that of the stream
+    exact = [one for one in own if one.dim() == 1 or any(one is part.weight for part in embedding)]
+    size = sum(map(torch.nn.Parameter.numel, own)) * rounded.itemsize
+    size += sum(map(torch.nn.Parameter.numel, exact)) * (dtype.itemsize - rounded.itemsize)
+    return size if recipe.align else size // (recipe.fsdp_size * recipe.tp_size)
 
 
-def _own(module: torch.nn.Module, is_changed: bool) -> int:
+def _own(module: torch.nn.Module, is_changed: bool) -> list[torch.nn.Parameter]:
     """What the teacher has for itself: parameters that are not the original's, or will not be."""
     parameters = [parameter for name, parameter in module.named_parameters() if "lora_" not in name]
-    return sum(parameter.numel() for parameter in parameters if is_changed or parameter.requires_grad)
+    return [parameter for parameter in parameters if is_changed or parameter.requires_grad]
 
 
 def _count(module: torch.nn.Module, is_trained: bool = False) -> int:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -68,7 +68,7 @@ def beside(
 
     From the start, the student's layers in `changed` have other weights, and with `ends_changed` so may its embedding,
     last norm and head. `shares` is False where the student's modules are no use outside of it. With `whole`, the
-    teacher runs all layers itself. Weights of its own are held in `dtype` on `device`, where the student will be.
+    teacher runs all layers itself. Projections of its own are held in `dtype`, on `device`, where the student will be.
     """
     first = -1 if ends_changed or whole else first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
@@ -111,7 +111,8 @@ def sharded(
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
-    model: Any = type(student).from_pretrained(
+    kind = type(student) if dtype in (None, student.dtype) else _Rounded
+    model: Any = kind.from_pretrained(
         original, config=config, dtype=dtype or student.dtype, distributed_config=distributed
     )
     model.requires_grad_(False).eval()
@@ -122,12 +123,18 @@ def sharded(
     return Teacher(model, model.lm_head, first)
 
 
+class _Rounded(RewiredLlamaForCausalLM):
+    """In 16 bits, but for what autocast leaves in the student's float32."""
+
+    _keep_in_fp32_modules_strict = {"embed_tokens", "norm", "input_layernorm", "post_attention_layernorm"}
+
+
 @dataclass(frozen=True)
 class _Parts:
     """What a teacher is put together of."""
 
     files: Mapping[str, Path]  # of the original's tensors
-    dtype: torch.dtype
+    dtype: torch.dtype  # of projections
     device: torch.device
     shares: bool
 
@@ -136,10 +143,12 @@ class _Parts:
         is_original = not is_trained(getattr(theirs, "base_layer", theirs))
         if self.shares and may_share and is_original:
             return theirs
-        tensors = {key: self._read(f"{name}.{key}") for key in mine.state_dict()}
+        # what autocast leaves alone is in float32 where the student's is: the embedding's dtype is that of the stream
+        dtype = self.dtype if isinstance(mine, nn.Linear) else cast(torch.Tensor, theirs.weight).dtype
+        tensors = {key: self._read(f"{name}.{key}", dtype) for key in mine.state_dict()}
         mine.load_state_dict(tensors, assign=True)
         return mine.requires_grad_(False)
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         with safe_open(self.files[name], framework="pt") as file:
-            return file.get_tensor(name).to(self.device, self.dtype)
+            return file.get_tensor(name).to(self.device, dtype)

@@ -95,10 +95,13 @@ def test_gradients_are_those_of_both_models_run_apart(dense: Path, tmp_path: Pat
             assert parameter.grad is None, name
 
 
-def test_where_nothing_is_rewired_there_is_nothing_to_learn(dense: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_where_nothing_is_rewired_there_is_nothing_to_learn(is_rounded: bool, dense: Path, tmp_path: Path) -> None:
+    """Also where autocast computes in bfloat16, and the teacher's own weights are in it."""
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "0-", "preset": "standard"}])
-    student, _ = distilled(folder, folder, "all")
-    assert student(**batch(), distils=True).kd == 0
+    student, _ = distilled(folder, folder, "all", dtype=torch.bfloat16 if is_rounded else None)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
+        assert student(**batch(), distils=True).kd == 0
 
 
 def test_streams_are_compared_after_each_rewired_layer(dense: Path, tmp_path: Path) -> None:

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from rewired.adapt import dry_run
+from rewired.adapt.teacher import beside
+from rewired.adapt.trainable import choose
 from rewired.convert import Request, convert
 from rewired.sources import find_source
 from tests.convert.checkpoints import run
 from tests.convert.hub_server import HubServer
 
-from .world import LADDER, command, train, write_recipe
+from .world import LADDER, command, distillation, make_chat, make_rewired, train, write_recipe
 
 PER_LAYER = 4 * 24 * 24 + 3 * 24 * 48 + 2 * 24
 
@@ -110,6 +114,28 @@ def test_a_device_holds_a_part_of_a_model_that_is_split(
     assert whole["optimizer"] == part["optimizer"] == 0
     assert whole["weights"] == whole["gradients"] == whole["teacher"] > 0
     assert part == {name: pytest.approx(size / 4, abs=0.01) for name, size in whole.items()}
+
+
+@pytest.mark.parametrize("what", ["all", "rewired"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_teacher_in_16_bits_is_as_large_as_it_says(
+    is_tied: bool,
+    what: str,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dense = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied)
+    student: Any = AutoModelForCausalLM.from_pretrained(make_rewired(dense, tmp_path / "m", LADDER))
+    choose(student, what)
+    teacher = beside(student, dense, dtype=torch.bfloat16)
+    parts = {*teacher.model.parameters(), teacher.head.weight} - set(student.parameters())
+    keys = distillation(dense, rows, tmp_path / "out") | {"train": what, "bf16": True}
+    monkeypatch.setattr(dry_run, "_GB", 1)
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    told = re.search(r"teacher ([\d.]+) GB", capsys.readouterr().out)
+    assert told is not None and float(told[1]) == sum(one.nbytes for one in parts) > 0
 
 
 @pytest.mark.parametrize(

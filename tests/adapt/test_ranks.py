@@ -12,13 +12,29 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed import DistributedConfig
 from trl import SFTConfig
 
+from rewired.adapt.distillation import add_losses
+from rewired.adapt.losses import TokenLoss
 from rewired.adapt.sharded_trainer import ShardedTrainer
+from rewired.adapt.teacher import sharded
 from rewired.adapt.trainer import AdaptTrainer
+from rewired.ranks import run_on_ranks
 from tests.convert.checkpoints import run
 
-from .world import LADDER, conversations, load, logged, make_chat, train, weights, write_recipe, write_rows
+from .world import (
+    LADDER,
+    conversations,
+    load,
+    logged,
+    make_chat,
+    make_rewired,
+    train,
+    weights,
+    write_recipe,
+    write_rows,
+)
 
 STEPS, ROWS = 50, 4
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
@@ -132,6 +148,25 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     data = load(str(rows)).train
     trainer(model=model, args=config, train_dataset=data, processing_class=AutoTokenizer.from_pretrained(dense)).train()
     assert seen == {caches}
+
+
+def judged(folder: Path) -> float:
+    """The divergence of a student in `folder` from its own weights, as a teacher in 16 bits; both sharded."""
+    distributed = DistributedConfig(fsdp_size=2)
+    student = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed, dtype=torch.float32)
+    add_losses(student, sharded(student, folder, dtype=torch.bfloat16, distributed=distributed), TokenLoss(kd=1), 0, [])
+    ids = torch.randint(3, 259, (2, 11), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        return float(student(input_ids=ids, labels=ids, distils=True).kd)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_sharded_teacher_in_16_bits_has_nothing_to_teach_where_nothing_is_rewired(
+    is_tied: bool, tmp_path: Path
+) -> None:
+    dense = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied)
+    folder = make_rewired(dense, tmp_path / "m", [{"layers": "0-", "preset": "standard"}])
+    assert run_on_ranks(judged, 2, folder) == [0, 0]
 
 
 @pytest.mark.slow
