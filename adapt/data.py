@@ -42,10 +42,10 @@ class Source:
     @classmethod
     def from_recipe(cls, entry: Any) -> Source:
         """A path, or a mapping with these fields. Raises ValueError for anything else."""
-        if isinstance(entry, str):
+        if isinstance(entry, str) and entry:
             return cls(entry)
         known = [one.name for one in fields(cls)]
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+        if not isinstance(entry, Mapping) or not entry.get("path") or not isinstance(entry["path"], str):
             raise ValueError(f"Of `datasets`, {entry!r} has no path: each is a path, or has {', '.join(known)}.")
         for key in entry:
             if key not in known:

@@ -8,15 +8,25 @@ import torch
 from transformers import Trainer, get_scheduler
 from trl import SFTConfig
 
-_COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "eval_steps", "num_train_epochs")
+_COUNTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "pad_to_multiple_of",
+    "eval_steps",
+    "num_train_epochs",
+)
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def check(config: SFTConfig, distills: bool) -> None:
     """Raise ValueError for what cannot be run here, or, where the original teaches, would spoil its losses."""
     for name in _COUNTS:
         value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}: give one above 0.")
+        if value is not None and not 0 < value < 2**31:
+            raise ValueError(f"{name} is {value}: give one above 0 and below 2**31.")
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}: give one from 0 to 2**32 - 1.")
     if config.eval_steps and config.eval_steps < 1:
         raise ValueError(f"eval_steps is {config.eval_steps}: give a number of whole steps.")
     if config.packing and config.max_length is None:
@@ -45,9 +55,9 @@ def check(config: SFTConfig, distills: bool) -> None:
 def _check_dtype(options: Any) -> None:
     if "torch_dtype" in options:
         raise ValueError("model_init_kwargs: torch_dtype is called dtype now.")
-    dtype = options.get("dtype", "auto")
-    if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
-        raise ValueError(f"model_init_kwargs: dtype is '{dtype}': give one of torch's, such as bfloat16.")
+    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ValueError(f"model_init_kwargs: dtype is '{dtype}': choose {', '.join(_DTYPES)}.")
 
 
 def _check_optimizer(config: SFTConfig) -> None:

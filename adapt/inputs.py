@@ -55,6 +55,8 @@ def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) ->
 def _missing_for_attention(student: Any, config: Any) -> str | None:
     """Why the attention that is asked for does not run here. Raises ValueError where there is none of that name."""
     given = (config.model_init_kwargs or {}).get("attn_implementation")
+    if not isinstance(given, str | None):
+        raise ValueError(f"attn_implementation: {given!r} is no name of one, such as sdpa.")
     try:
         if given:
             student.set_attn_implementation(given)

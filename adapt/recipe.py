@@ -19,6 +19,9 @@ from .trainable import CHOICES
 
 LORA = "lora"
 NO_REFIT = ("none", "false", "no")
+_LEAST = {"held_out": 0} | dict.fromkeys(
+    ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
+)
 _PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 
 
@@ -92,8 +95,9 @@ class Recipe:
             raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}: give one above 0.")
-        if self.held_out < 0 or min(self.refit_tokens, self.lora_r, self.lora_alpha) < 1:
-            raise ValueError("held_out is at least 0, and refit_tokens, lora_r and lora_alpha at least 1.")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more.")
         if self.align and self.train == "all":
             raise ValueError(
                 "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
