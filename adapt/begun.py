@@ -14,7 +14,8 @@ from .recipe import Stage
 
 _FILE = "recipe.json"
 _START = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # what a start is made by
-_TELLS = (  # nothing of what is trained
+_TELLS = (  # nothing of what is trained; what is bad stops a training, or is left out
+    "skip_bad",
     "logging_dir",
     "logging_first_step",
     "logging_steps",
@@ -57,7 +58,7 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
         if folder.is_dir() and has_steps:
             raise ValueError(f"{folder} has no {_FILE}, so nobody knows what it holds: choose another output_dir.")
         return
-    before, now = _read(folder), _keys(stage, stages, rows)
+    before, now = _read(folder), _keys(stage, folder, stages, rows)
     may_change = _TELLS if rows is None else (*_TELLS, *_LASTS)
     has_start = has_steps or (folder / "start" / "config.json").is_file()
     for part in ["start"] * has_start + ["training"] * has_steps:
@@ -81,14 +82,16 @@ def begin(stage: Stage, folder: Path, stages: int, rows: str) -> None:
     state.wait_for_everyone()  # all have looked
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(_keys(stage, stages, rows), folder)
+        _write(_keys(stage, folder, stages, rows), folder)
 
 
-def _keys(stage: Stage, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
+def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
     """All of our keys, those of TRL's and transformers' that were given, and how many ranks share a step's rows."""
     given = {name: value for name, value in stage.given.items() if name != "output_dir"}
     training = given | asdict(stage.recipe)
     start = {name: training.pop(name) for name in _START}
+    if stages > 1 and Path(start["model"]).is_relative_to(folder.parent):  # what the stage before this one made
+        start["model"] = str(Path(start["model"]).relative_to(folder.parent))
     training |= {"number of ranks": PartialState().num_processes, "set of rows": rows}
     keys = {"start": start | {"number of stages": stages}, "training": training}
     found: dict[str, dict[str, Any]] = json.loads(json.dumps(keys, default=str))

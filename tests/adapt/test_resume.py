@@ -179,7 +179,8 @@ def test_broken_checkpoints_do_not_push_whole_ones_out(out: Path, keys: dict[str
     (out / "checkpoint-4").rename(out / "checkpoint-9")
     (out / "checkpoint-9" / "optimizer.pt").unlink()
     train(tmp_path / "r.yaml", resume=True, **keys | {"save_total_limit": 1})
-    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-4"]
+    kept = {path.name for path in out.glob("checkpoint-*")}
+    assert kept == {"checkpoint-2", "checkpoint-4"}, "the last one, and one that a later loss has told to be good"
 
 
 def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -223,6 +224,22 @@ def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, An
     keys |= {"streaming": True, "skip_bad": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))]}
     whole = check_goes_on(keys, tmp_path, "checkpoint-4")
     assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
+
+
+def test_a_stream_that_a_bad_row_stopped_goes_on_without_it(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had been left out from the beginning."""
+    monkeypatch.setattr("rewired.adapt.corpus._SHUFFLED", 2)  # else all rows would be read before the first step
+    rows = conversations(60)
+    rows[20] = {"conversations": []}
+    keys |= {"streaming": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))], "max_steps": 12}
+    with pytest.raises(ValueError, match="row 21 is an empty conversation"):
+        train(tmp_path / "r.yaml", **keys)
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
+    found = weights(train(tmp_path / "r.yaml", resume=True, **keys | {"skip_bad": True}))
+    whole = weights(train(tmp_path / "r.yaml", **keys | {"skip_bad": True, "output_dir": str(tmp_path / "whole")}))
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 def test_a_stream_is_read_again_from_where_it_was(keys: dict[str, Any], tmp_path: Path) -> None:

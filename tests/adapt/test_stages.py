@@ -117,3 +117,16 @@ def test_only_what_comes_after_the_last_whole_stage_is_trained(keys: dict[str, A
     found = weights(again)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not (tmp_path / "whole" / "stage-1").exists()
+
+
+def test_stages_go_on_in_a_folder_that_is_named_otherwise(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys |= {"stages": [{"wiring": [{"layers": "3-4", "preset": "ladder"}]}, {"wiring": LADDER}]}
+    made = train(tmp_path / "r.yaml", **keys)
+    expected = weights(made)
+    for lost in (made, tmp_path / "out" / "stage-2" / "checkpoint-4"):
+        shutil.rmtree(lost)
+    monkeypatch.chdir(tmp_path)
+    again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": "out"})
+    assert again == Path("out/final") and all(torch.equal(one, expected[name]) for name, one in weights(again).items())
