@@ -181,14 +181,15 @@ def _encoded(
         num_proc=config.dataset_num_proc,
         desc=f"Tokenising {name}",
     )
-    kept = found.filter(_is_good, input_columns="problem", num_proc=config.dataset_num_proc)
-    lengths = np.asarray(kept.with_format("numpy")["length"][:])
-    notes.append(note_on_file(name, found["problem"][:], lengths, config.max_length))
-    teaches = partial(_teaches, longest=config.max_length)
-    columns, before = ["first", "length"], len(kept)
-    kept = kept.filter(teaches, input_columns=columns, num_proc=config.dataset_num_proc)
-    if len(kept) < before:
-        notes[-1] += told_emptied(before - len(kept))
+    # read before rows are selected: of a selection, datasets reads a column row by row
+    problems = found["problem"][:]
+    first, lengths = (np.asarray(found.with_format("numpy")[name][:]) for name in ("first", "length"))
+    is_good = np.array([_is_good(problem) for problem in problems], dtype=bool)
+    notes.append(note_on_file(name, problems, lengths[is_good], config.max_length))
+    is_kept = is_good & _teaches(first, lengths, config.max_length)
+    if is_kept.sum() < is_good.sum():
+        notes[-1] += told_emptied(int(is_good.sum() - is_kept.sum()))
+    kept = found.select(np.flatnonzero(is_kept))
     if not len(kept):
         raise ValueError(f"No row can be trained on: {notes[-1]}.")
     return kept.select_columns(["input_ids", "labels"])
@@ -216,9 +217,9 @@ def _encode_row(
     return encoded | {"length": length, "first": first, "problem": ""}
 
 
-def _teaches(first: int, length: int, longest: int | None) -> bool:
-    """Whether the `first` token to be learnt of so many is still there, cut to the `longest`."""
-    return first < min(length, longest or length)
+def _teaches(first: Any, length: Any, longest: int | None) -> Any:
+    """Whether the `first` token to be learnt of so many is still there, cut to the `longest`; of numbers or arrays."""
+    return first < np.minimum(length, longest or length)
 
 
 def _is_new(known: frozenset[tuple[int, ...]], input_ids: Sequence[int]) -> bool:
