@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from .world import (
 
 STEPS, ROWS = 50, 4
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
+ADAPT, ON_CPUS = ["-m", "rewired.adapt"], [str(Path(__file__).parent / "on_cpus.py")]
 LAUNCHERS = {
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node"],
     "one node": ["accelerate", "launch", "--config_file", str(CONFIGS / "one-node.yaml"), "--num_processes"],
@@ -50,14 +52,16 @@ SPLITS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "DDP": ("torchrun", 2, {}),
     "FSDP2": ("one node", 2, {"fsdp_size": 2}),
     "HSDP": ("many nodes", 4, {"fsdp_size": 2, "dp_replicate_size": 2}),
+    "TP": ("torchrun", 2, {"tp_size": 2}),
+    "TP x FSDP2": ("torchrun", 4, {"tp_size": 2, "fsdp_size": 2}),
 }
 
 
-def launch(launcher: str, ranks: int, recipe: Path, *flags: str) -> None:
+def launch(launcher: str, ranks: int, recipe: Path, *flags: str, what: Sequence[str] = ADAPT) -> None:
     program, *options = LAUNCHERS[launcher]
     command = [str(Path(sys.executable).parent / program), *options, str(ranks)]
     done = subprocess.run(
-        [*command, "-m", "rewired.adapt", str(recipe), *flags],
+        [*command, *what, str(recipe), *flags],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -94,7 +98,10 @@ def keys(dense: Path, rows: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["FSDP2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("DDP", "HSDP"))])
+@pytest.fixture(
+    scope="module",
+    params=["FSDP2", *(pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "FSDP2")],
+)
 def split(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -116,9 +123,11 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     """And a training that was cut off goes on as the same, bit for bit: each rank finds its part again."""
     keys, expected = alone
     launcher, ranks, changes = SPLITS[split]
-    changes = changes | {"per_device_train_batch_size": ROWS // ranks, "output_dir": str(tmp_path / "whole")}
+    shares = changes.get("tp_size", 1)  # a layer, and so the rows
+    what = ON_CPUS if shares > 1 else ADAPT
+    changes = changes | {"per_device_train_batch_size": ROWS * shares // ranks, "output_dir": str(tmp_path / "whole")}
     recipe = write_recipe(tmp_path / "r.yaml", **keys | changes)
-    launch(launcher, ranks, recipe)
+    launch(launcher, ranks, recipe, what=what)
     whole = tmp_path / "whole" / "final"
     for name in ("loss", "ce", "kd", "hidden", "num_tokens", "held_out_kl"):
         assert logged(whole, name) == pytest.approx(logged(expected, name), rel=2e-4) != [], name
@@ -129,7 +138,7 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for lost in ("final", f"checkpoint-{STEPS}"):
         shutil.rmtree(cut / lost)
-    launch(launcher, ranks, recipe, "--output_dir", str(cut), "--resume")
+    launch(launcher, ranks, recipe, "--output_dir", str(cut), "--resume", what=what)
     again = cut / "final"
     for name in ("loss", "kd", "num_tokens", "held_out_kl", "learning_rate"):
         assert logged(again, name) == logged(whole, name), name
