@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from torch.nn.functional import linear
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.residual_stream import ResidualStream
 
-from .losses import TokenLoss, apart, token_loss
+from . import losses
+from .losses import Sums, TokenLoss, apart
 from .teacher import Teacher
 from .tokens import IGNORED
 
@@ -30,12 +31,17 @@ class Losses(NamedTuple):
 
 
 def add_losses(
-    model: RewiredLlamaForCausalLM, teacher: Teacher, loss: TokenLoss, hidden_weight: float, layers: Sequence[int]
+    model: RewiredLlamaForCausalLM,
+    teacher: Teacher,
+    loss: TokenLoss,
+    hidden_weight: float,
+    layers: Sequence[int],
+    token_loss: Callable[..., Sums] = losses.token_loss,
 ) -> None:
     """Let `model(..., labels=..., distils=True)` give `Losses`, and `model(..., original=True)` the original's logits.
 
     `hidden_weight` is that of the squared error between both streams after each of `layers`, relative to the original's
-    square; after the model's last layer both are what the last norm makes of them.
+    square; after the model's last layer both are what the last norm makes of them. `token_loss` computes `loss`.
     """
     plain, trunk = model.forward, _Trunk(model, teacher.first)
 

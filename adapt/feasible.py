@@ -8,6 +8,8 @@ import torch
 from transformers import Trainer, get_scheduler
 from trl import SFTConfig
 
+from .recipe import Recipe
+
 _COUNTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -19,7 +21,7 @@ _COUNTS = (
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def check(config: SFTConfig, distills: bool) -> None:
+def check(config: SFTConfig, recipe: Recipe) -> None:
     """Raise ValueError for what cannot be run here, or, where the original teaches, would spoil its losses."""
     for name in _COUNTS:
         value = getattr(config, name)
@@ -48,7 +50,11 @@ def check(config: SFTConfig, distills: bool) -> None:
         raise ValueError("use_reentrant: what a rewired layer passes on is no single tensor, so leave it out.")
     _check_dtype(config.model_init_kwargs or {})
     _check_optimizer(config)
-    if distills:
+    if config.use_liger_kernel and (recipe.align or not recipe.distills):
+        raise ValueError(
+            "use_liger_kernel is for the losses against the original, of which there is none: leave it out."
+        )
+    if recipe.distills:
         _check_losses(config)
 
 

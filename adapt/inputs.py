@@ -12,7 +12,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from . import corpus
+from . import corpus, liger
 from .recipe import Stage
 from .start import outline
 from .steps import Steps
@@ -33,7 +33,7 @@ def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) ->
     if it is to run `elsewhere`, not even where all packages are."""
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = _missing_for_attention(student, config)
+    missing = _missing_for_attention(student, config) or (liger.missing() if config.use_liger_kernel else None)
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)

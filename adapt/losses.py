@@ -100,7 +100,7 @@ class _Chunked(torch.autograd.Function):
         size = max(_CHUNK_BYTES // (4 * head.shape[0]), 1)
         # autocast would keep a copy of the head for each chunk
         hidden_states, head, teacher_states, teacher_head = map(
-            _cast, (hidden_states, head, teacher_states, teacher_head)
+            autocasted, (hidden_states, head, teacher_states, teacher_head)
         )
         for start in range(0, len(labels), size):
             rows = slice(start, start + size)
@@ -126,7 +126,7 @@ class _Chunked(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _cast(tensor: torch.Tensor | None) -> Any:
+def autocasted(tensor: torch.Tensor | None) -> Any:
     """To what autocast computes in, where it is on."""
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
         return tensor

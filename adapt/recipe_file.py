@@ -123,7 +123,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         )
     if config.eval_steps and not recipe.held_out:
         raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
-    feasible.check(config, recipe.distills)
+    feasible.check(config, recipe)
     read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *given]}
     return Stage(recipe, config, {name: _plain(value, content.get(name)) for name, value in read_as.items()})
 

@@ -7,12 +7,10 @@ import os
 _ONE_WAY_TO_SHARD = "models are sharded by fsdp_size, dp_replicate_size and tp_size"
 _OWN_DATA = "rows are read by their form, as docs/adapt.md says"
 _MEASURES = "there is no evaluation loss: eval_steps alone measures the divergence from the original"
-_CHUNKED = "losses are taken in chunks already, and liger-kernel knows no rewired model"
 _NO_HUB = "what is to be uploaded is the folder `final`, when it is there"
 
 NEVER: dict[str, str] = {
     **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), _ONE_WAY_TO_SHARD),
-    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), _CHUNKED),
     **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), _OWN_DATA),
     **dict.fromkeys(
         (
@@ -54,6 +52,7 @@ NEVER: dict[str, str] = {
     "completion_only_loss": "assistant_only_loss says what is learnt of a conversation",
     "eos_token": "a chat template or the tokenizer says how a document ends",
     "ignore_data_skip": "--resume goes on with the rows that come next",
+    "liger_kernel_config": "of liger-kernel only the losses are used, since it knows no rewired model",
     "length_column_name": "the lengths of rows are known",
     "packing_strategy": "documents are packed whole, which is bfd",
     "padding_free": "packing leaves no padding",

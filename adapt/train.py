@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, set_seed
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.sources import checkpoint_folder
 
-from . import begun, checkpoints
+from . import begun, checkpoints, liger, losses
 from .alignment import add_alignment
 from .callbacks import DivergedError, LogBeforeSaving, MeasureDivergence
 from .distillation import add_losses
@@ -158,6 +158,8 @@ def make_trainer(
     """All that a training needs, put together, to begin or to go on from `checkpoint`."""
     config.output_dir = str(folder)
     config.assistant_only_loss = False  # the labels say what is learnt
+    token_loss = (liger if config.use_liger_kernel else losses).token_loss
+    config.use_liger_kernel = False  # transformers would patch the model, or say that it can't
     set_seed(config.seed)  # LoRA's matrices are drawn before the trainer does so
     # the Trainer fills other models from a checkpoint, and not those that are sharded when they are loaded
     model = load_model(recipe, config, Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder)
@@ -177,7 +179,7 @@ def make_trainer(
         if recipe.align:
             add_alignment(student, teacher, layers)
         else:
-            add_losses(student, teacher, loss, recipe.hidden_weight, layers)
+            add_losses(student, teacher, loss, recipe.hidden_weight, layers, token_loss)
         if given.judges:
             trainer.add_callback(MeasureDivergence(given.judges, int(config.eval_steps), partial(Trainer.log, trainer)))
     return trainer

@@ -264,6 +264,7 @@ def test_nor_are_those_of_a_training_that_was_killed_after_it(keys: dict[str, An
         ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs "),
         ({"model_init_kwargs": {"attn_implementation": 3}}, "attn_implementation: 3 is no name"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
         ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
