@@ -193,6 +193,29 @@ def test_ranks_that_hold_parts_of_a_layers_gains_align_it_as_one_process_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ce_weight": 1.0, "kd_weight": 0.0, "hidden_weight": 0.0, "eval_steps": None},
+        {"gradient_accumulation_steps": 2, "packing": True, "max_length": 64},
+        {"train": "lora", "hidden_weight": 0.0},
+    ],
+    ids=["SFT", "packed and accumulated", "LoRA"],
+)
+def test_ranks_learn_the_same_in_every_way(changes: dict[str, Any], keys: dict[str, Any], tmp_path: Path) -> None:
+    keys = keys | changes | {"max_steps": 10, "logging_steps": 2}
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": ROWS, "output_dir": str(alone)})
+    changes = {"per_device_train_batch_size": ROWS // 2, "output_dir": str(shared)}
+    launch("torchrun", 2, write_recipe(tmp_path / "r.yaml", **keys | changes))
+    for name in ("loss", "num_tokens"):
+        assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
+    expected = weights(alone / "final")
+    for name, tensor in weights(shared / "final").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
 def test_ranks_share_a_stream_as_one_process_reads_it(keys: dict[str, Any], tmp_path: Path) -> None:
     """Of two files, as many as there are ranks, of which one is small."""
     (tmp_path / "rows").mkdir()

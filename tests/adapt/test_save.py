@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import rewired
 from rewired.adapt.start import original_of
 from rewired.convert.write import AUTO_MAP, MODEL_CODE
+from rewired.evaluate.evaluate import Request, evaluate
+from rewired.evaluate.measure import Machine
 
 from .world import CHATML, LADDER, make_rewired, train
 
@@ -33,6 +35,18 @@ def test_of_a_tokenizer_with_several_templates_the_default_is_trained_on(
     several.save_pretrained(tmp_path / "several")
     keys |= {"chat_template_path": str(tmp_path / "several"), "assistant_only_loss": False, "max_steps": 1}
     assert AutoTokenizer.from_pretrained(train(tmp_path / "r.yaml", **keys)).chat_template == CHATML
+
+
+def test_it_is_evaluated_against_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """By its folder alone: what it was converted from is farther away."""
+    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 60, "assistant_only_loss": False})
+    text = tmp_path / "text.txt"
+    turn = "<|im_start|>{}\n{}<|im_end|>\n"
+    text.write_text((turn.format("user", "Say river 3.") + turn.format("assistant", "river river")) * 40)
+    request = Request(str(dense), [str(tmp_path / "out" / "start"), str(made)], texts=[text], text_tokens=512)
+    found = evaluate(request, Machine("cpu"), tmp_path / "report").divergences[str(text)]
+    converted, trained = found["start"].kl, found["final"].kl
+    assert 0 < trained < 0.9 * converted
 
 
 def test_a_tokenizer_without_a_template_gives_none(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
