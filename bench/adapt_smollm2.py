@@ -6,7 +6,8 @@
 
 All read the same rows of ShareGPT and natural instructions, and are trained in bfloat16 with weights in float32. KL to
 the original and perplexity are measured as in `bench/quality.py`, on text of which none is trained on. The trained
-models stay in build/adapt-smollm2, for `evaluate`; a killed run goes on where it was.
+models stay in build/adapt-smollm2, for `evaluate`; a killed run goes on where it was. What `evaluate --suite quick`
+says of them is read from results/adapt-smollm2/quick, where its README has the command.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from rewired.convert import Request, convert
 REPO = Path(__file__).parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"
 RESULT = FOLDER / "measured.jsonl"
+QUICK, ORIGINAL = FOLDER / "quick" / "results.json", "smollm2-135m"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
-ROWS = [str(REPO / ".instruct" / name) for name in ("sharegpt.jsonl", "natural_instructions.jsonl")]
+ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
+TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
+AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
+REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
+Run = tuple[str, list[dict[str, Any]], dict[str, Any] | None]  # name, wiring and training
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
     "SFT": SFT,
     "distillation": {"refit": "none"},
+    "refit": REFIT,
     "refit + distillation": {},
 }
 
@@ -59,7 +66,7 @@ def main() -> None:
             with RESULT.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             (FOLDER / "measured.md").write_text(table())
-            if training is not None:
+            if training not in (None, REFIT):
                 shutil.copy(model / "curves.png", FOLDER / f"{_file_name(name)}.png")
             print(name, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
 
@@ -70,42 +77,80 @@ def rows() -> list[dict[str, Any]]:
 
 def table() -> str:
     """What is measured so far, in the order of `runs`."""
-    measured = {row["name"]: row for row in rows()}
+    measured, right = {row["name"]: row for row in rows()}, quick()
     lines = [
-        "| training | tokens | KL prose | chat | code | perplexity prose | chat | code |",
-        "|---|---|---|---|---|---|---|---|",
+        "| training | tokens | KL prose | chat | code | perplexity prose | chat | code | quick |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     if measured:
         on = rows()[-1]["on"]
         originals = [f"{on[kind]['perplexity_original']:.1f}" for kind in KINDS]
-        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals])} |")
-    for name in (name for name, *_ in runs() if name in measured):
+        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals, right.get(ORIGINAL, '')])} |")
+    for name, _, training in (run for run in runs() if run[0] in measured):
         on = [measured[name]["on"][kind] for kind in KINDS]
         kls = [f"{one['kl']:.3f} ± {one['kl_standard_error']:.3f}" for one in on]
         perplexities = [f"{one['perplexity']:.1f}" for one in on]
-        lines.append(f"| {' | '.join([name, format(measured[name]['tokens'], ','), *kls, *perplexities])} |")
+        tokens, folder = format(measured[name]["tokens"], ","), evaluated(name, training)
+        lines.append(f"| {' | '.join([name, tokens, *kls, *perplexities, right.get(folder, '')])} |")
     return "\n".join(lines) + "\n"
 
 
-def runs() -> list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]]:
-    """Name, wiring and training of each."""
-    found: list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]] = []
+def quick() -> dict[str, str]:
+    """How much of the suite `quick` each model gets right, in %, and how much more than the original."""
+    if not QUICK.exists():
+        return {}
+    average = json.loads(QUICK.read_text())["average"]
+    told = {name: f"{100 * value:.1f}" for name, value in average["values"].items()}
+    for name, delta in average["deltas"].items():
+        told[name] += f" ({100 * delta:+.1f} ± {100 * average['delta_standard_errors'][name]:.1f})"
+    return told
+
+
+def evaluated(name: str, training: dict[str, Any] | None) -> str:
+    """The folder in build/adapt-smollm2 that `evaluate` is given; without a training, where one starts."""
+    if training in (None, REFIT):
+        return f"{_file_name(name.replace('converted', 'SFT').replace('refit', 'refit + distillation'))}/start"
+    return f"{_file_name(name)}/final"
+
+
+def write_texts(out: Path) -> None:
+    """Plain texts, which begin with any word: of each conversation the longest turn, from its first third on."""
+    with (REPO / ROWS[0]["path"]).open() as chats:
+        turns = [[turn["value"] for turn in json.loads(chat)["conversations"]] for chat in chats]
+    longest = [max(chat, key=len, default="").split(" ") for chat in turns]
+    texts = [json.dumps({"text": " ".join(words[len(words) // 3 :])}) + "\n" for words in longest]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(texts))
+
+
+def runs() -> list[Run]:
+    found = list[Run]()
     for layers in ("15-30", "0-30"):
         ladder, peek = ([WIRINGS[name] | {"layers": layers}] for name in ("ladder", "ladder-peek"))
         found += [(f"ladder {layers}, {name}", ladder, training) for name, training in TRAININGS.items()]
-        found.append((f"ladder-peek {layers}, refit + distillation", peek, {}))
+        found += _with_refit(f"ladder-peek {layers}", peek)
+    found.append(("ladder 0-30, refit + distillation, half of it plain texts", ladder, AND_TEXTS))
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
-        found.append((f"{name} 15-30, refit + distillation", [WIRINGS[name] | {"layers": "15-30"}], {}))
+        found += _with_refit(f"{name} 15-30", [WIRINGS[name] | {"layers": "15-30"}])
     dense = [{"layers": "0-30", "preset": "standard"}]
     return [*found, ("dense, SFT", dense, SFT)]
+
+
+def _with_refit(name: str, wiring: list[dict[str, Any]]) -> list[Run]:
+    return [(f"{name}, {training}", wiring, TRAININGS[training]) for training in ("refit", "refit + distillation")]
 
 
 def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | None, scratch: Path) -> Path:
     """The folder of the trained model, or of the one that is converted only."""
     if training is None:
         return convert(MODEL, scratch / name, Request(wiring)).out
-    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True}
-    flags = [part for key, value in (keys | training).items() for part in (f"--{key}", _written(value))]
+    if training is REFIT:
+        return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
+    if training == AND_TEXTS and not (REPO / TEXTS["path"]).exists():
+        write_texts(REPO / TEXTS["path"])
+    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
+    keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
+    flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
     return adapt(read(RECIPE, flags), resume=True)
 
 
