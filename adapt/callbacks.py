@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from rewired.evaluate.divergence import divergence
 
 _MUCH = 3.0  # times the best loss so far: no noise of batches, but a training that diverges
+_HARD = 4.0  # nats a token: above a healthy model's cross-entropy on any text, however easy the texts before were
 _PATIENCE = 5  # logs in a row
 
 
@@ -37,11 +38,18 @@ class LogBeforeSaving(TrainerCallback):
 
 class StopWhenDiverged(TrainerCallback):
     """Stops when a logged loss stays far above the best so far: the one that is minimised, or the cross-entropy, which
-    tells also where the other is small by its weights or can't be large, as the Jensen-Shannon divergence."""
+    tells also where the other is small by its weights or can't be large, as the Jensen-Shannon divergence.
 
-    def __init__(self) -> None:
-        self.losses = {"loss": _Loss(), "ce": _Loss()}
+    `is_cross_entropy` is what is minimised where no `ce` is logged beside it.
+    """
+
+    def __init__(self, is_cross_entropy: bool) -> None:
+        self.losses = {"loss": _Loss(_HARD if is_cross_entropy else 0.0), "ce": _Loss(_HARD)}
         self.good = 0  # whose weights gave a loss that is not far above
+
+    def good_until(self, step: int) -> int:
+        """The last one whose weights are good, where those of `step` gave a number."""
+        return min(step, self.good) if self._is_above() else step
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -59,7 +67,7 @@ class StopWhenDiverged(TrainerCallback):
     def _look(self, logs: Mapping[str, float], step: int) -> None:
         for name in self.losses.keys() & logs.keys():
             self.losses[name].look(logs[name])
-        if "loss" in logs and not any(loss.above for loss in self.losses.values()):
+        if "loss" in logs and not self._is_above():
             self.good = step - 1  # the loss of a step is that of the weights before it
         for name, loss in self.losses.items():
             if loss.above == _PATIENCE:
@@ -67,11 +75,15 @@ class StopWhenDiverged(TrainerCallback):
                     f"At step {step} the {name} is {loss.last[-1]:.2f}, and was {loss.best:.2f} before", self.good
                 )
 
+    def _is_above(self) -> bool:
+        return any(loss.above for loss in self.losses.values())
+
 
 class _Loss:
     """One that is watched. The best is that of several logs: in a log of few tokens it may be small by luck."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float) -> None:
+        self.least = least  # that is far above
         self.best, self.above = math.inf, 0  # in so many logs, the last ones
         self.last = deque[float](maxlen=_PATIENCE)
 
@@ -80,7 +92,7 @@ class _Loss:
         self.last.append(loss)
         if is_first or len(self.last) == _PATIENCE:
             self.best = min(self.best, median(self.last))
-        self.above = self.above + 1 if loss > _MUCH * self.best + 1 else 0
+        self.above = self.above + 1 if loss > max(_MUCH * self.best + 1, self.least) else 0
 
 
 class MeasureDivergence(TrainerCallback):

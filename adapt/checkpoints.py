@@ -29,8 +29,8 @@ def last_whole(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def newest_until(folder: Path, last: int) -> str | None:
-    """The newest checkpoint in `folder` that is of step `last` or before it."""
-    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step(path) <= last]
+    """The newest whole checkpoint in `folder` that is of step `last` or before it."""
+    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step(path) <= last and is_whole(path)]
     return str(max(found, key=step)) if found else None
 
 

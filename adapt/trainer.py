@@ -30,7 +30,7 @@ class AdaptTrainer(SFTTrainer):
         self.losses = losses
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
-        self._watch = StopWhenDiverged()
+        self._watch = StopWhenDiverged(is_cross_entropy=not losses)
         self.add_callback(self._watch)
 
     def compute_loss(
@@ -57,7 +57,7 @@ class AdaptTrainer(SFTTrainer):
         of_all = self.accelerator.reduce(loss.detach().clone())
         if not torch.isfinite(of_all):
             step = self.state.global_step  # whose weights give this loss; those before gave a number
-            raise DivergedError(f"At step {step + 1} the loss is {of_all.item()}", step - 1)
+            raise DivergedError(f"At step {step + 1} the loss is {of_all.item()}", self._watch.good_until(step - 1))
         return loss
 
     def _count(self, losses: Losses, inputs: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class AdaptTrainer(SFTTrainer):
             loss = self.accelerator.reduce(self.compute_loss(model, inputs).clone())
         if not torch.isfinite(loss):
             step = self.state.global_step
-            raise DivergedError(f"After step {step} the loss is {loss.item()}", step - 1)
+            raise DivergedError(f"After step {step} the loss is {loss.item()}", self._watch.good_until(step - 1))
 
     def load_finished(self, checkpoint: str) -> bool:
         """Take what is in `checkpoint`, if that is where the training ends: transformers would train a step more."""

@@ -10,17 +10,19 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from rewired.adapt.callbacks import DivergedError, StopWhenDiverged
 
 
-def feed(losses: list[float], each: int = 10, cut_off_after: int = 0, **others: list[float]) -> None:
+def feed(losses: list[float], each: int = 10, cut_off_after: int = 0, **others: list[float]) -> StopWhenDiverged:
     """What is logged every so many steps, of a training that is gone on with after so many logs."""
-    watch, state, arguments = StopWhenDiverged(), TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True)
+    state, arguments = TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True)
+    watch = StopWhenDiverged(is_cross_entropy="ce" not in others)
     for number, loss in enumerate(losses, start=1):
         state.global_step = number * each
         logs: dict[str, Any] = {"loss": loss} | {name: values[number - 1] for name, values in others.items()}
         watch.on_log(arguments, state, TrainerControl(), logs=logs)
         state.log_history.append(logs | {"step": state.global_step})
         if number == cut_off_after:
-            watch = StopWhenDiverged()
+            watch = StopWhenDiverged(is_cross_entropy="ce" not in others)
             watch.on_train_begin(arguments, state, TrainerControl())
+    return watch
 
 
 @pytest.mark.parametrize("cut_off_after", [0, 4, 8])
@@ -40,6 +42,24 @@ def test_a_loss_that_cannot_be_large_is_told_by_the_cross_entropy() -> None:
     with pytest.raises(DivergedError, match=r"At step 80 the ce is 12\.00, and was 2\.00") as stopped:
         feed([0.1, 0.1, 0.1, *[0.69] * 5], ce=[2.0, 2.0, 2.0, *[12.0] * 5])
     assert stopped.value.good == 29
+
+
+def test_where_a_loss_far_above_becomes_no_number_the_last_good_step_is_before_both() -> None:
+    watch = feed([2.0, 2.1, 50.0, 60.0])
+    assert watch.good_until(44) == 19
+    assert feed([2.0, 2.1]).good_until(24) == 24, "no log said otherwise of the steps since the last"
+
+
+def test_far_from_the_original_is_far_at_less() -> None:
+    with pytest.raises(DivergedError, match=r"At step 80 the loss is 2\.00, and was 0\.10"):
+        feed([0.1, 0.1, 0.1, *[2.0] * 5], ce=[2.0, 2.0, 2.0, *[3.9] * 5])
+
+
+def test_harder_texts_do_not_stop() -> None:
+    """Answers of one word first, and prose then: the cross-entropy rises, and nothing is wrong with the model."""
+    answers, prose = [0.2] * 9, [1.8, 3.2, 2.4] * 3
+    feed(answers + prose)
+    feed([0.3] * 18, ce=answers + prose)
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,16 @@ def test_what_is_saved_while_a_loss_stays_far_above_does_not_crowd_out_the_last_
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
 
 
+def test_nor_is_a_checkpoint_good_whose_loss_was_far_above_before_it_became_no_number(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """As above, but the weights go on to be no numbers before so many logs are above that it stops."""
+    keys |= {"max_steps": 9, "save_steps": 1, "warmup_steps": 2, "optim": "sgd", "learning_rate": 1e4}
+    with pytest.raises(ValueError, match=r"the loss is nan.*good checkpoint is .*checkpoint-1\. "):
+        train(tmp_path / "r.yaml", **keys)
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
 def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_init_kwargs: .*attn_implementaton"):
         train(tmp_path / "r.yaml", **keys | {"model_init_kwargs": {"attn_implementaton": "sdpa"}})
