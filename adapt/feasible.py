@@ -50,9 +50,11 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
         raise ValueError("use_reentrant: what a rewired layer passes on is no single tensor, so leave it out.")
     _check_dtype(config.model_init_kwargs or {})
     _check_optimizer(config)
-    if config.use_liger_kernel and (recipe.align or not recipe.distills):
+    has_token_loss = recipe.distills and not recipe.align and (recipe.ce_weight or recipe.kd_weight)
+    if config.use_liger_kernel and not has_token_loss:
         raise ValueError(
-            "use_liger_kernel is for the losses against the original, of which there is none: leave it out."
+            "use_liger_kernel takes cross-entropy and divergence where the original teaches, and here are none: "
+            "leave it out."
         )
     if recipe.distills:
         _check_losses(config)

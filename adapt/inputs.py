@@ -33,7 +33,9 @@ def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) ->
     if it is to run `elsewhere`, not even where all packages are."""
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = _missing_for_attention(student, config) or (liger.missing() if config.use_liger_kernel else None)
+    missing = _missing_for_attention(student, config) or (
+        liger.missing(config.device) if config.use_liger_kernel else None
+    )
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)

@@ -172,8 +172,13 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"optim": "galore_adamw"}, "optim is 'galore_adamw': .*galore_torch"),
         ({"optim_args": "bogus"}, "optim is"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type is 'cosine_with_min_lr'"),
-        ({"use_liger_kernel": True}, "use_liger_kernel is for the losses against the original, of which there is none"),
-        ({"use_liger_kernel": True, "align": True, "train": "rewired"}, "use_liger_kernel is for the losses"),
+        *(
+            (
+                {"use_liger_kernel": True} | others,
+                "use_liger_kernel takes cross-entropy and divergence where the original",
+            )
+            for others in ({}, {"align": True, "train": "rewired"}, {"ce_weight": 0.0, "hidden_weight": 1.0})
+        ),
         ({"liger_kernel_config": {}}, "'liger_kernel_config' is not for adapt: of liger-kernel only the losses"),
         ({"activation_offloading": True}, "activation_offloading is from a GPU to its host"),
     ],
