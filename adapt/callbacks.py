@@ -51,10 +51,19 @@ class StopWhenDiverged(TrainerCallback):
         """The last one whose weights are good, where those of `step` gave a number."""
         return min(step, self.good) if self._is_above() else step
 
+    def doubts(self) -> str:
+        """What speaks against the last weights, in too few logs to stop; nothing where nothing does."""
+        found = (f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
+        return " and ".join(found)
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Looks at what was logged before a training that is gone on with was cut off."""
+        self.look_back(state)
+
+    def look_back(self, state: TrainerState) -> None:
+        """At all that was logged before."""
         for entry in state.log_history:
             self._look(entry, int(entry["step"]))
 
@@ -71,9 +80,7 @@ class StopWhenDiverged(TrainerCallback):
             self.good = step - 1  # the loss of a step is that of the weights before it
         for name, loss in self.losses.items():
             if loss.above == _PATIENCE:
-                raise DivergedError(
-                    f"At step {step} the {name} is {loss.last[-1]:.2f}, and was {loss.best:.2f} before", self.good
-                )
+                raise DivergedError(f"At step {step} the {name} is {loss}", self.good)
 
     def _is_above(self) -> bool:
         return any(loss.above for loss in self.losses.values())
@@ -86,6 +93,9 @@ class _Loss:
         self.least = least  # that is far above
         self.best, self.above = math.inf, 0  # in so many logs, the last ones
         self.last = deque[float](maxlen=_PATIENCE)
+
+    def __str__(self) -> str:
+        return f"{self.last[-1]:.2f}, and was {self.best:.2f} before"
 
     def look(self, loss: float) -> None:
         is_first = not self.last

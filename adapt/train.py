@@ -105,9 +105,10 @@ def _run(stage: Stage, folder: Path, made: Path, given: Inputs, on_layer: Callab
     last = _last_checkpoint(folder)
     trainer = make_trainer(recipe, stage.config, folder, start, given, last)
     _train(trainer, last, folder)
-    for note in data.streamed():
+    found = [*data.streamed(), *trainer.doubts()]
+    for note in found:
         state.print(note)
-    save(trainer, stage, start, [*data.notes, *data.streamed()], made)
+    save(trainer, stage, start, [*data.notes, *found], made)
 
 
 def _last_checkpoint(folder: Path) -> str | None:

@@ -113,8 +113,18 @@ class AdaptTrainer(SFTTrainer):
         self._load_from_checkpoint(checkpoint)
         self.state = state
         self._total_train_tokens = tokens
+        self._watch.look_back(state)
         self._check_last_step()
         return True
+
+    def doubts(self) -> list[str]:
+        """Of the weights that the training ended with, a note for who uses them; none where all seems well."""
+        found = self._watch.doubts()
+        if not found:
+            return []
+        good = checkpoints.newest_until(Path(str(self.args.output_dir)), self._watch.good)
+        known = f"{Path(good).name} is the last checkpoint known to be good" if good else "no checkpoint is from before"
+        return [f"At the end {found}: {known}."]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds how many tokens a second were trained on since the last time, and the losses a token."""
