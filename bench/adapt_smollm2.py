@@ -45,6 +45,11 @@ TRAININGS: dict[str, dict[str, Any] | None] = {
     "distillation": {"refit": "none"},
     "refit": REFIT,
     "refit + distillation": {},
+    "refit + distillation, half of it plain texts": AND_TEXTS,
+}
+LONGER: dict[str, dict[str, dict[str, Any]]] = {
+    "15-30": {"refit + distillation, three times as long": {"max_steps": 900}},
+    "0-30": {"refit + distillation, half of it plain texts, three times as long": AND_TEXTS | {"max_steps": 900}},
 }
 
 
@@ -127,9 +132,9 @@ def runs() -> list[Run]:
     found = list[Run]()
     for layers in ("15-30", "0-30"):
         ladder, peek = ([WIRINGS[name] | {"layers": layers}] for name in ("ladder", "ladder-peek"))
-        found += [(f"ladder {layers}, {name}", ladder, training) for name, training in TRAININGS.items()]
+        trainings = TRAININGS | LONGER[layers]
+        found += [(f"ladder {layers}, {name}", ladder, training) for name, training in trainings.items()]
         found += _with_refit(f"ladder-peek {layers}", peek)
-    found.append(("ladder 0-30, refit + distillation, half of it plain texts", ladder, AND_TEXTS))
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
         found += _with_refit(f"{name} 15-30", [WIRINGS[name] | {"layers": "15-30"}])
     dense = [{"layers": "0-30", "preset": "standard"}]
@@ -146,7 +151,7 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
         return convert(MODEL, scratch / name, Request(wiring)).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
-    if training == AND_TEXTS and not (REPO / TEXTS["path"]).exists():
+    if TEXTS in training.get("datasets", []) and not (REPO / TEXTS["path"]).exists():
         write_texts(REPO / TEXTS["path"])
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
