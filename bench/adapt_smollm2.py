@@ -16,16 +16,21 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quality import KINDS, MODEL, WIRINGS, compare, held_out, told
+from quality import FILES, KINDS, MODEL, WIRINGS, compare, held_out, told
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from rewired.adapt.recipe_file import read
 from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
+from rewired.convert.refit.documents import sources
+from rewired.convert.request import MIX
+from rewired.sources import checkpoint_folder
 
 REPO = Path(__file__).parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"
@@ -33,9 +38,11 @@ RESULT = FOLDER / "measured.jsonl"
 QUICK, ORIGINAL = FOLDER / "quick" / "results.json", "smollm2-135m"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
+ROW = 512  # tokens
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
 TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
+MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in FILES]
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 Run = tuple[str, list[dict[str, Any]], dict[str, Any] | None]  # name, wiring and training
@@ -47,8 +54,11 @@ TRAININGS: dict[str, dict[str, Any] | None] = {
     "refit + distillation": {},
     "refit + distillation, half of it plain texts": AND_TEXTS,
 }
-LONGER: dict[str, dict[str, dict[str, Any]]] = {
-    "15-30": {"refit + distillation, three times as long": {"max_steps": 900}},
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "15-30": {
+        "refit + distillation, three times as long": {"max_steps": 900},
+        "refit + distillation, on the kinds of text that judge": {"datasets": MIX_ROWS},
+    },
     "0-30": {"refit + distillation, half of it plain texts, three times as long": AND_TEXTS | {"max_steps": 900}},
 }
 
@@ -118,13 +128,35 @@ def evaluated(name: str, training: dict[str, Any] | None) -> str:
     return f"{_file_name(name)}/final"
 
 
+def _write_rows(datasets: Sequence[dict[str, Any]]) -> None:
+    """Those of `datasets` that are made here, and are not there yet."""
+    MADE.mkdir(parents=True, exist_ok=True)
+    if any(entry["path"] == TEXTS["path"] for entry in datasets) and not (REPO / TEXTS["path"]).exists():
+        write_texts(REPO / TEXTS["path"])
+    if datasets == MIX_ROWS:
+        write_mix()
+
+
+def write_mix() -> None:
+    """What refits are fitted on: of each file of the packaged mix all but what is kept back to judge."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(MODEL))
+    for entry, documents in zip(MIX_ROWS, sources(MIX), strict=True):
+        rows = list[dict[str, Any]]()
+        for document in documents:
+            if isinstance(document, str):
+                ids = tokenizer(document)["input_ids"]
+                rows += [{"text": tokenizer.decode(ids[at : at + ROW])} for at in range(0, len(ids), ROW)]
+            else:
+                rows.append({"messages": document})
+        (REPO / entry["path"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_texts(out: Path) -> None:
     """Plain texts, which begin with any word: of each conversation the longest turn, from its first third on."""
     with (REPO / ROWS[0]["path"]).open() as chats:
         turns = [[turn["value"] for turn in json.loads(chat)["conversations"]] for chat in chats]
     longest = [max(chat, key=len, default="").split(" ") for chat in turns]
     texts = [json.dumps({"text": " ".join(words[len(words) // 3 :])}) + "\n" for words in longest]
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(texts))
 
 
@@ -132,7 +164,7 @@ def runs() -> list[Run]:
     found = list[Run]()
     for layers in ("15-30", "0-30"):
         ladder, peek = ([WIRINGS[name] | {"layers": layers}] for name in ("ladder", "ladder-peek"))
-        trainings = TRAININGS | LONGER[layers]
+        trainings = TRAININGS | MORE[layers]
         found += [(f"ladder {layers}, {name}", ladder, training) for name, training in trainings.items()]
         found += _with_refit(f"ladder-peek {layers}", peek)
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
@@ -151,8 +183,7 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
         return convert(MODEL, scratch / name, Request(wiring)).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
-    if TEXTS in training.get("datasets", []) and not (REPO / TEXTS["path"]).exists():
-        write_texts(REPO / TEXTS["path"])
+    _write_rows(training.get("datasets", ()))
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
     flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
