@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -39,6 +40,16 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
         "## Training" in card and "kd_weight: 1.0" in card and "the weights were trained since: see Training." in card
     )
     check_names(card)
+
+
+def test_tensorboard_draws_what_is_logged(keys: dict[str, Any], tmp_path: Path) -> None:
+    names = ("loss", "ce", "kd", "tokens_per_second", "held_out_kl")
+    made = train(tmp_path / "r.yaml", **keys | {"report_to": "tensorboard", "eval_steps": 2})
+    (events,) = made.parent.rglob("events.out.tfevents.*")
+    drawn = EventAccumulator(str(events)).Reload()
+    for name in names:
+        values = [scalar.value for scalar in drawn.Scalars(f"train/{name}")]
+        assert values == pytest.approx(logged(made, name), rel=1e-6) != [], name
 
 
 def test_losses_are_means_a_token_however_a_step_is_divided(keys: dict[str, Any], tmp_path: Path) -> None:
