@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +128,12 @@ def evaluated(name: str, training: dict[str, Any] | None) -> str:
     return f"{_file_name(name)}/final"
 
 
-def _write_rows(datasets: Sequence[dict[str, Any]]) -> None:
-    """Those of `datasets` that are made here, and are not there yet."""
+def _write_rows(paths: Collection[str]) -> None:
+    """Those that are made here, always the same."""
     MADE.mkdir(parents=True, exist_ok=True)
-    if any(entry["path"] == TEXTS["path"] for entry in datasets) and not (REPO / TEXTS["path"]).exists():
+    if TEXTS["path"] in paths:
         write_texts(REPO / TEXTS["path"])
-    if datasets == MIX_ROWS:
+    if MIX_ROWS[0]["path"] in paths:
         write_mix()
 
 
@@ -183,7 +183,7 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
         return convert(MODEL, scratch / name, Request(wiring)).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
-    _write_rows(training.get("datasets", ()))
+    _write_rows([entry["path"] for entry in training.get("datasets", ())])
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
     flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
