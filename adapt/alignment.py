@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
-from rewired.residual_stream import ResidualStream
-from rewired.sharding import row_parallel
-from rewired.wiring import ModuleWiring
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.residual_stream import ResidualStream
+from rewired.model.sharding import row_parallel
+from rewired.model.wiring import ModuleWiring
 
 from .distillation import Losses
 from .losses import apart

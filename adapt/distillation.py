@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
-from rewired.residual_stream import ResidualStream
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.residual_stream import ResidualStream
 
 from . import losses
 from .losses import Sums, TokenLoss, apart

@@ -11,8 +11,8 @@ import torch
 import yaml
 from transformers import Trainer
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 
 from . import begun

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.integrations import get_reporting_integration_callbacks
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from . import corpus, liger
 from .recipe import Stage

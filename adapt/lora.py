@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
-from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
 from .recipe import Recipe
 from .trainable import rewired_layers

@@ -11,7 +11,7 @@ from typing import Any
 from trl import SFTConfig
 
 from rewired.convert.request import MIX
-from rewired.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
 from .data import Source
 from .losses import DIVERGENCES

@@ -13,7 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
-from rewired.convert.checkpoint import Checkpoint
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert.destination import staged_folder
 from rewired.convert.write import AUTO_MAP, write_code
 from rewired.sources import checkpoint_folder

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.convert import RefitRequest, Request, base, convert
-from rewired.convert.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.request import Plan, check_gains, make_plan
 from rewired.convert.write import wired_config
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
 
 from .lora import add_lora
@@ -49,7 +50,7 @@ class Start:
     @property
     def original(self) -> Path:
         """Its folder. Raises ValueError where it is not there any more."""
-        return base.find(self.base, self.folder) if self.changed or self.ends_changed else self.folder
+        return provenance.find(self.base, self.folder) if self.changed or self.ends_changed else self.folder
 
 
 def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
@@ -144,7 +145,7 @@ def _opened(folder: Path, model: str) -> Start:
 def _record(model: str) -> dict[str, Any]:
     """Of a checkpoint with the original's weights; one that was only converted is not the original by its name."""
     folder = checkpoint_folder(model)
-    found = base.record(find_source(model), folder)
+    found = provenance.record(find_source(model), folder)
     return found | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
 
 

@@ -21,8 +21,8 @@ from torch import nn
 from transformers import LlamaModel
 from transformers.distributed import DistributedConfig
 
-from rewired.convert.checkpoint import Checkpoint
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .trainable import first_changed, is_trained
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 
 def _everything(name: str, rewired: tuple[str, ...]) -> bool:

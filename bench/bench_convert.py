@@ -26,7 +26,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rewired.convert.llama import LlamaShape
+from rewired.checkpoint.llama import LlamaShape
 
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(sys.executable).parent  # where pip installs `convert` and `rewired`

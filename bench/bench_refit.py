@@ -28,8 +28,8 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import save_file
 
+from rewired.checkpoint.llama import LlamaShape
 from rewired.convert import Request, convert
-from rewired.convert.llama import LlamaShape
 
 REPO = Path(__file__).resolve().parents[1]
 CONVERT = Path(sys.executable).with_name("convert")  # the installed console script

@@ -29,8 +29,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.residual_stream import PeekGain
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.residual_stream import PeekGain
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "single-gpu.md"
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")

@@ -21,7 +21,7 @@ from rewired.convert.refit.least_squares import RidgeRegression, Solution
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import Calibration
 from rewired.convert.refit.weights import Finished
-from rewired.wiring import make_region
+from rewired.model.wiring import make_region
 
 Patch = Callable[[], Any]  # makes a context in which something is replaced
 

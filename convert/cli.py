@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.cli import new_app, sentences
 from rewired.sources import find_source
 
-from .checkpoint import Checkpoint
 from .convert import Conversion, convert
 from .options import Presets, refit_request, regions_in, regions_of
 from .plan import LayerTable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import sentences
-from rewired.wiring import parse_wiring
+from rewired.model.wiring import parse_wiring
 
 from .request import MIX
 

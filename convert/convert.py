@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.safetensors_header import TensorInfo
+from rewired.model.wiring import resolve, wiring_to_json
 from rewired.sources import find_source
-from rewired.wiring import resolve, wiring_to_json
 
-from . import base, destination
-from .checkpoint import Checkpoint
+from . import destination
 from .cost import Cost
 from .request import Plan, RefitRequest, Request, check_gains, default_name, make_plan
 from .rewrite import cast_size, check_types, parse_dtype
-from .safetensors_header import TensorInfo
 from .write import Job, new_config, write
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _refit(
 def _record(refitted: Outcome, job: Job, config: dict[str, Any], revision: str | None) -> None:
     """Write into the config what was fitted; of gains that are fitted anew, what they were fitted on is forgotten."""
     earlier = config.pop("calibrated", None) if refitted.request.gains else None
-    made_from = earlier["base"] if earlier else base.record(job.source, job.checkpoint.folder, revision)
+    made_from = earlier["base"] if earlier else provenance.record(job.source, job.checkpoint.folder, revision)
     kind = "refit" if refitted.request.matrices else "calibrated"
     config[kind] = refitted.record(made_from, wiring_to_json(job.plan.regions))
 

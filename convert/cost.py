@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rewired.wiring import ModuleWiring
-
-from .llama import LlamaShape
+from rewired.checkpoint.llama import LlamaShape
+from rewired.model.wiring import ModuleWiring
 
 HELD_OUT = 8  # one window of calibration text in so many only judges
 FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike

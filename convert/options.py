@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import parse_json
+from rewired.checkpoint.checkpoint import parse_json
+
 from .request import MIX, RefitRequest, check_fitting
 
 Presets = dict[str, tuple[str | None, dict[str, Any]]]  # of each preset its layers and its own options

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewired.layer_ranges import as_ranges
-from rewired.wiring import ModuleWiring, Region, complete, parse_region, resolve
-
-from .llama import LlamaShape
+from rewired.checkpoint.llama import LlamaShape
+from rewired.model.layer_ranges import as_ranges
+from rewired.model.wiring import ModuleWiring, Region, complete, parse_region, resolve
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint.llama import AUTHORS_LADDER, LlamaShape
+from rewired.model.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
 from rewired.sources import Source
-from rewired.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
 
-from .checkpoint import Checkpoint, gain_names
 from .cost import Cost
-from .llama import AUTHORS_LADDER, LlamaShape
 from .plan import LayerTable, rewire
 
 MIX = "mix"  # what users call the packaged calibration text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .safetensors_header import TensorInfo
+from rewired.checkpoint.safetensors_header import TensorInfo
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _DOUBLE = "F64"

@@ -9,30 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rewired
+from rewired import model
+from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
+from rewired.checkpoint.llama import DENSE, REWIRED
+from rewired.checkpoint.safetensors_header import TensorInfo, data_size, read_header
+from rewired.model.wiring import Region, parse_wiring, wiring_to_json
 from rewired.sources import Source
 from rewired.sources.hub import COMPANION_FILES
-from rewired.wiring import Region, parse_wiring, wiring_to_json
 
 from . import destination, rewrite
 from .card import model_card
-from .checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
-from .llama import DENSE, REWIRED
 from .request import Plan, Request
-from .safetensors_header import TensorInfo, data_size, read_header
 
 # what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
-MODEL_CODE = (
-    "collectives.py",
-    "configuration_rewired_llama.py",
-    "graph_collectives.py",
-    "layer_ranges.py",
-    "modeling_rewired_llama.py",
-    "residual_stream.py",
-    "sharding.py",
-    "tensor_parallel.py",
-    "wiring.py",
-)
+MODEL_CODE = sorted(path for path in Path(model.__file__).parent.glob("*.py") if path.name != "__init__.py")
 AUTO_MAP = {
     "AutoConfig": "configuration_rewired_llama.RewiredLlamaConfig",
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
@@ -92,9 +82,8 @@ def write(
 
 def write_code(folder: Path) -> None:
     """The model's own, which `AUTO_MAP` points to."""
-    code = Path(rewired.__file__).parent
-    for name in MODEL_CODE:
-        shutil.copyfile(code / name, folder / name)
+    for path in MODEL_CODE:
+        shutil.copyfile(path, folder / path.name)
 
 
 def _refitted(config: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
+from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
-from rewired.tensor_parallel import check_ranks
 
 _TOKENIZER = (
     "tokenizer.json",

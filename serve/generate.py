@@ -12,8 +12,8 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
+from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
-from rewired.tensor_parallel import check_ranks
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,7 @@ import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-# so that the ranks of a test can import it; last, also under `python -m pytest`: our folder `evaluate` must not hide
-# Hugging Face's package
-ROOT = str(Path(__file__).parents[1])
-sys.path[:] = [entry for entry in sys.path if entry not in ("", ROOT)] + [ROOT]
+sys.path.append(str(Path(__file__).parents[1]))  # so that the ranks of a test can import it
 
 settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]

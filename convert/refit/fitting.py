@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rewired.residual_stream import ResidualStream
+from rewired.model.residual_stream import ResidualStream
 
 from .half import Half
 from .least_squares import RidgeRegression, Solution

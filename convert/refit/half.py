@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
-from rewired.residual_stream import ResidualStream
-from rewired.sharding import ROW_PARALLEL, OnShards, pack_shards, row_parallel
+from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.model.residual_stream import ResidualStream
+from rewired.model.sharding import ROW_PARALLEL, OnShards, pack_shards, row_parallel
 
 
 class Half:

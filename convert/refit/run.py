@@ -15,9 +15,9 @@ import torch
 from transformers import AutoTokenizer
 
 from rewired.cache import digest
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.evaluate.divergence import Divergence
-from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
 from ..request import RefitRequest

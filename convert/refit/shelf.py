@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rewired.residual_stream import ResidualStream
+from rewired.model.residual_stream import ResidualStream
 
 
 class Shelf:

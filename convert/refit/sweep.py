@@ -15,12 +15,12 @@ import torch
 from torch.nn.functional import linear, rms_norm
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.evaluate.divergence import Divergence, divergence
-from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
-from rewired.residual_stream import PeekGain, ResidualStream
-from rewired.sharding import Shards
-from rewired.wiring import ModuleWiring, complete, resolve
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.model.residual_stream import PeekGain, ResidualStream
+from rewired.model.sharding import Shards
+from rewired.model.wiring import ModuleWiring, complete, resolve
 
 from .fitting import PULL, Batch, Fit, fit_gain, fit_input, fit_output
 from .half import Half

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rewired.residual_stream import ResidualStream
-from rewired.wiring import parse_wiring
+from rewired.model.residual_stream import ResidualStream
+from rewired.model.wiring import parse_wiring
 
 from ..refit.fitting import Batch
 from ..refit.run import model_config

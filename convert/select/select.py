@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from rewired.cache import digest
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.model.wiring import parse_wiring
 from rewired.ranks import choose_device
 from rewired.sources import Source, checkpoint_folder, find_source
-from rewired.wiring import parse_wiring
 
 from .. import destination
-from ..checkpoint import Checkpoint
 from ..refit.documents import check
 from ..refit.run import RECIPE, load_text, memory_is_told, refit
 from ..refit.shelf import Shelf

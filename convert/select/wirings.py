@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rewired.layer_ranges import as_ranges
-from rewired.wiring import parse_wiring, resolve
+from rewired.model.layer_ranges import as_ranges
+from rewired.model.wiring import parse_wiring, resolve
 
 from ..plan import Traffic
 from .choice import STANDARD, Choice

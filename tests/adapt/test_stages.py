@@ -20,7 +20,7 @@ from rewired.adapt.recipe import Recipe
 from rewired.adapt.start import original_of, outline, prepare
 from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose, rewired_layers
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .world import LADDER, check_names, conversations, logits_of, train, weights, write_rows
 

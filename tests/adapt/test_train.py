@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.start import original_of
 from rewired.convert import RefitRequest, Request, convert
-from rewired.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 
 from .world import check_names, command, conversations, logged, train, weights, write_recipe, write_rows
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired
 from rewired.convert import Request, convert
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
 
@@ -36,7 +36,7 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     for name in weights - {"modeling_evil.py"} | companions:
         assert (out / name).read_bytes() == (source / name).read_bytes()
     for name in code:
-        assert (out / name).read_bytes() == (Path(rewired.__file__).parent / name).read_bytes()
+        assert (out / name).read_bytes() == (Path(rewired.__file__).parent / "model" / name).read_bytes()
     assert snapshot(source) == before
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.cost import RIDGES
 from rewired.convert.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
 from rewired.convert.refit.shelf import Shelf

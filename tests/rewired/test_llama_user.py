@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, StaticCache
 
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .tiny import LLAMA3_ROPE, WIRINGS, rewired_config, rewired_model, tokens
 

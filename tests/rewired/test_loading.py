@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import rewired
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
 
 from .tiny import WIRINGS, rewired_model, tokens
 
@@ -72,7 +72,7 @@ def test_the_config_is_readable_and_names_our_class(checkpoint: Path) -> None:
 def test_it_carries_its_code(checkpoint: Path) -> None:
     assert {path.name for path in checkpoint.glob("*.py")} == CODE
     for name in CODE:
-        assert (checkpoint / name).read_text() == (Path(rewired.__file__).parent / name).read_text()
+        assert (checkpoint / name).read_text() == (Path(rewired.__file__).parent / "model" / name).read_text()
 
 
 ALONE = """
@@ -105,9 +105,9 @@ IMPORTS = {
     "rewired first": "import rewired; from transformers import AutoModelForCausalLM",
     "rewired first, then a look for transformers": "import rewired, importlib.util; "
     "importlib.util.find_spec('transformers'); from transformers import AutoModelForCausalLM",
-    "the config class first": "from rewired.configuration_rewired_llama import RewiredLlamaConfig; "
+    "the config class first": "from rewired.model.configuration_rewired_llama import RewiredLlamaConfig; "
     "from transformers import AutoModelForCausalLM",
-    "the model class first": "from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM; "
+    "the model class first": "from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM; "
     "from transformers import AutoModelForCausalLM",
     "rewired last": "from transformers import AutoModelForCausalLM; import rewired",
     "rewired in the middle": "from transformers import AutoConfig; import rewired; "

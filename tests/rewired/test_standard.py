@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from rewired import sharding
 from rewired.convert import Request, convert
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from ..conftest import PROSE
 from .tiny import LLAMA3_ROPE, WIRINGS, rewired_model, stock_twin, tokens

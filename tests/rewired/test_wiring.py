@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.layer_ranges import as_ranges, parse_layers
-from rewired.wiring import ModuleWiring, parse_wiring, resolve, wiring_to_json
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.layer_ranges import as_ranges, parse_layers
+from rewired.model.wiring import ModuleWiring, parse_wiring, resolve, wiring_to_json
 
 from .test_against_reference import regions
 from .tiny import SIZES, rewired_config

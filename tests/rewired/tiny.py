@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rewired.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,

@@ -15,7 +15,7 @@ from rewired.convert.refit.shelf import Shelf
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.refit.text import Calibration
 from rewired.convert.refit.weights import Finished, Weights
-from rewired.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from tests.convert.refit.reference import reference_refit
 from tests.rewired.tiny import WIRINGS, rewired_config, rewired_model
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.checkpoint import Checkpoint
 from rewired.convert.plan import LayerTable
 from rewired.convert.refit.sweep import Sweep
 from rewired.convert.select import select

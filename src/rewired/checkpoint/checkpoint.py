@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rewired.wiring import Region, resolve
+from rewired.model.wiring import Region, resolve
 
 from .llama import DENSE, LlamaShape, source_regions
 from .safetensors_header import TensorInfo, read_header

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rewired.layer_ranges import as_ranges
-from rewired.wiring import Region, check_shards, complete, make_region, parse_wiring
+from rewired.model.layer_ranges import as_ranges
+from rewired.model.wiring import Region, check_shards, complete, make_region, parse_wiring
 
 _MOST_LAYERS = 10_000  # a broken number must not fill the memory
 DENSE, REWIRED, AUTHORS_LADDER = "llama", "rewired_llama", "llamaLadder"

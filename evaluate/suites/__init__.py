@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).parent / "suites"
-PAPERS = Path(__file__).parent / "papers"  # their published rows
+FOLDER = Path(__file__).parent
+PAPERS = FOLDER.parent / "papers"  # their published rows
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from .suites import PAPERS
+from ..suites import PAPERS
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def choose_device(device: str, ranks: int) -> str:
 
 def _start_server() -> None:
     """Start what forks the ranks: it imports the model once for all, and leaves Ctrl-C to us, as the ranks do."""
-    forkserver.set_forkserver_preload(["rewired.modeling_rewired_llama"])
+    forkserver.set_forkserver_preload(["rewired.model.modeling_rewired_llama"])
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may change what a signal does, and the first rank starts the server too
     ours = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,8 +18,8 @@ __version__ = "0.1.0"
 def _register() -> None:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-    from .configuration_rewired_llama import RewiredLlamaConfig
-    from .modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
+    from .model.configuration_rewired_llama import RewiredLlamaConfig
+    from .model.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
 
     AutoConfig.register(RewiredLlamaConfig.model_type, RewiredLlamaConfig, exist_ok=True)
     AutoModel.register(RewiredLlamaConfig, RewiredLlamaModel, exist_ok=True)
@@ -32,7 +32,11 @@ class _RegisterAfterImport(MetaPathFinder):
     Our model's modules import transformers, so imports nest; the outermost one registers, when all are complete.
     """
 
-    watched = ("transformers", f"{__name__}.configuration_rewired_llama", f"{__name__}.modeling_rewired_llama")
+    watched = (
+        "transformers",
+        f"{__name__}.model.configuration_rewired_llama",
+        f"{__name__}.model.modeling_rewired_llama",
+    )
     depth = 0
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
