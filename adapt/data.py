@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 from datasets import Dataset, IterableDataset
 
-from rewired.conversations import Document, read_row
+from rewired.text.conversations import Document, read_row
 
 from . import instruct, rows
 

@@ -17,7 +17,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from rewired.conversations import Conversation, Document
+from rewired.text.conversations import Conversation, Document
 
 DAY = "26 Jul 2024"  # for templates that write a date: the same data gives the same tokens on every day
 IGNORED = -100  # a label that no loss counts

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu
 
-from rewired.convert.refit import fitting
-from rewired.convert.refit.fitting import Batch, Errors
-from rewired.convert.refit.half import Half
+from rewired.refit import fitting
+from rewired.refit.fitting import Batch, Errors
+from rewired.refit.half import Half
 
 ITERATIONS, RIDGE = 6, 1e-2
 

@@ -26,13 +26,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.conversations import Document
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import KEPT_BACK, mix
-from rewired.convert.refit.run import RECIPE
-from rewired.convert.refit.windows import Cutter
-from rewired.convert.select import wirings as select_wirings
 from rewired.evaluate.divergence import Divergence, divergence
+from rewired.refit.run import RECIPE
+from rewired.refit.windows import Cutter
+from rewired.select import wirings as select_wirings
+from rewired.text.conversations import Document
+from rewired.text.documents import KEPT_BACK, mix
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"

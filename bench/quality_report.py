@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from quality import FILES, KINDS, WINDOWS
 
-from rewired.convert.refit.run import RECIPE
+from rewired.refit.run import RECIPE
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 DRAWN_SINCE = 6  # the oldest recipe of the picture: later ones give the same but where the first layers are rewired

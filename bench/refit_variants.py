@@ -24,8 +24,8 @@ from transformers.utils import logging
 from variants import VARIANTS
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.documents import mix
-from rewired.convert.refit.run import RECIPE
+from rewired.refit.run import RECIPE
+from rewired.text.documents import mix
 
 TOKENS = 16_384
 

@@ -19,8 +19,8 @@ from quality import FOLDER, MODEL, WIRINGS, compare, held_out, is_current, told
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.run import RECIPE
-from rewired.convert.select import SelectRequest, select
+from rewired.refit.run import RECIPE
+from rewired.select import SelectRequest, select
 from rewired.sources import checkpoint_folder
 
 RESULT = FOLDER / "selected.jsonl"

@@ -27,7 +27,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rewired.conversations import read_row
+from rewired.text.conversations import read_row
 
 TEXT = Path(".instruct/sharegpt.jsonl")
 WORDS, WINDOW, BATCH = 4096, 256, 2  # little text: many steps of few tokens learn most from it

@@ -1,4 +1,4 @@
-"""Changes to `rewired.convert.refit` while it runs: what else it could do. `bench/refit_variants.py` measures them."""
+"""Changes to `rewired.refit` while it runs: what else it could do. `bench/refit_variants.py` measures them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unittest.mock import patch
 import gauss_newton
 import torch
 
-from rewired.convert.refit import fitting, sweep
-from rewired.convert.refit.fitting import Errors
-from rewired.convert.refit.half import Half
-from rewired.convert.refit.least_squares import RidgeRegression, Solution
-from rewired.convert.refit.sweep import Sweep
-from rewired.convert.refit.text import Calibration
-from rewired.convert.refit.weights import Finished
 from rewired.model.wiring import make_region
+from rewired.refit import fitting, sweep
+from rewired.refit.fitting import Errors
+from rewired.refit.half import Half
+from rewired.refit.least_squares import RidgeRegression, Solution
+from rewired.refit.sweep import Sweep
+from rewired.refit.text import Calibration
+from rewired.refit.weights import Finished
 
 Patch = Callable[[], Any]  # makes a context in which something is replaced
 

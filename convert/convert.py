@@ -22,7 +22,7 @@ from .rewrite import cast_size, check_types, parse_dtype
 from .write import Job, new_config, write
 
 if TYPE_CHECKING:
-    from .refit import Outcome
+    from rewired.refit import Outcome
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def convert(
     """Write `source`, rewired as `request` says, to the folder `out`; weights are linked where they can be.
 
     `on_bytes` hears how many bytes of weights were copied, `on_cost` what a refit that begins will take, and `on_layer`
-    of each layer that it has done: its number, how many there are, and a `rewired.convert.refit.Fit` for each of its
+    of each layer that it has done: its number, how many there are, and a `rewired.refit.Fit` for each of its
     modules that were fitted. What a refit had finished when it was interrupted is kept beside `out`, and the same call
     goes on with it. Raises ValueError with one sentence when the source, the request or the destination is unfit; then
     nothing is written.
@@ -92,11 +92,11 @@ def convert(
 
 def _check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
     """Before anything is downloaded; as the tokenizer of a `checkpoint` that is here reads it."""
-    from .refit.documents import check
+    from rewired.text.documents import check
 
     check(request.text)
     if checkpoint:
-        from .refit.run import load_text
+        from rewired.refit.run import load_text
 
         load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
 
@@ -109,7 +109,7 @@ def _refit(
     on_cost: Callable[[Cost], None],
 ) -> Outcome:
     """The tensors of the rewired layers, fitted anew."""
-    from .refit import refit
+    from rewired.refit import refit
 
     asked, shape = job.request.refit, job.checkpoint.shape
     assert asked is not None

@@ -12,7 +12,7 @@ from rich.table import Table
 from .plan import LayerTable, Traffic
 
 if TYPE_CHECKING:
-    from .refit import Errors, Fit
+    from rewired.refit import Errors, Fit
 
 
 def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> None:

@@ -52,3 +52,29 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, worker
     shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
     with FileLock(shared / "smollm2.lock"):
         return made_once(shared / "smollm2", lambda made: gguf.dequantise(smollm2_gguf, made, "float32"))
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny dense Llama."""
+    from tests.evaluate.world import make_dense
+
+    return make_dense(tmp_path_factory.mktemp("models") / "dense", initializer_range=0.3)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tiny checkpoint folder with all that may lie in one."""
+    from tests.convert.checkpoints import make_llama
+
+    return make_llama(tmp_path / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a small vocabulary, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    words = ["river", "stone", "bread", "cloud", "under", "over", "runs", "the"]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(words[number] for number in torch.randint(8, (3000,), generator=generator).tolist()))
+    return path

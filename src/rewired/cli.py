@@ -15,7 +15,7 @@ from .ranks import RankError
 ROOMS = (
     "rewired.adapt.cli",
     "rewired.convert.cli",
-    "rewired.convert.cli_select",
+    "rewired.select.cli",
     "rewired.evaluate.cli",
     "rewired.serve.cli",
     "rewired.data",

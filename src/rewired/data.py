@@ -14,7 +14,7 @@ from .cli import new_app, sentences
 SETS = {
     "benchmarks": ("rewired.evaluate.benchmarks", "evaluate ... --data {folder}"),
     "calibration": (
-        "rewired.convert.refit.documents",
+        "rewired.text.documents",
         "convert ... --refit {folder}; --refit alone keeps a fifth of it back, to judge on",
     ),
     "instruct": ("rewired.adapt.instruct", "adapt RECIPE --datasets {folder}"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.adapt.tokens import DAY, IGNORED, Encoder, _one_at_a_time, training_template
-from rewired.conversations import Conversation
+from rewired.text.conversations import Conversation
 from tests.evaluate.world import tokenizer
 
 from .world import CHATML

@@ -15,13 +15,13 @@ import torch
 from transformers import AutoTokenizer
 
 from rewired.cache import digest
+from rewired.convert.request import RefitRequest
+from rewired.convert.write import wired_config
 from rewired.evaluate.divergence import Divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
-from ..request import RefitRequest
-from ..write import wired_config
 from .fitting import Fit
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep

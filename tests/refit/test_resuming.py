@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rewired.convert import Conversion, Request, convert
 from tests.convert.checkpoints import snapshot
-from tests.convert.refit.models import PEEK
+from tests.refit.models import PEEK
 
 
 def test_a_plain_conversion_leaves_what_a_refit_kept(dense: Path, request_of: Request, tmp_path: Path) -> None:

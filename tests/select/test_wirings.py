@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from rewired.convert.plan import Traffic
-from rewired.convert.select.choice import STANDARD
-from rewired.convert.select.wirings import WIRINGS, entries, exposed, exposures, last, least_exposed
 from rewired.model.wiring import parse_wiring, resolve
+from rewired.select.choice import STANDARD
+from rewired.select.wirings import WIRINGS, entries, exposed, exposures, last, least_exposed
 
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))
 

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewired.convert.select.choice import STANDARD, Price, choose
+from rewired.select.choice import STANDARD, Price, choose
 
 NAMES = ("a", "b")
 prices = st.floats(0, 10).map(lambda value: round(value, 3))

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import sentences
+from rewired.convert.request import MIX
 from rewired.model.wiring import parse_wiring
 
-from .request import MIX
-
 if TYPE_CHECKING:
+    from .scores import Score
     from .select import Candidate, Selection, SelectRequest
-    from .select.scores import Score
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -71,7 +70,7 @@ def _select(
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
     with sentences("rewired select", interrupted), _Progress() as progress:
         from .select import SelectRequest, select
-        from .select.wirings import NAMES
+        from .wirings import NAMES
 
         request = SelectRequest(wiring, budget, exposed, tp_shards, text, tokens, spill, measure)
         done = select(

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.refit.text import load
-from tests.convert.refit.models import INDEX, PEEK, kl
+from rewired.refit.text import load
 from tests.evaluate.world import make_dense
+from tests.refit.models import INDEX, PEEK, kl
 
 
 def test_gains_alone_leave_every_weight(dense: Path, text: Path, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Conversion, RefitRequest, Request, convert
-from rewired.convert.refit.fitting import Batch
-from rewired.convert.refit.sweep import Sweep
-from rewired.convert.refit.text import load
 from rewired.evaluate.divergence import divergence
+from rewired.refit.fitting import Batch
+from rewired.refit.sweep import Sweep
+from rewired.refit.text import load
 from tests.convert.checkpoints import broken_copy, snapshot
-from tests.convert.refit.models import INDEX, LADDER, PEEK, TOKENS, kl, logits
 from tests.evaluate.world import make_dense
 from tests.full_disk import full_disk
+from tests.refit.models import INDEX, LADDER, PEEK, TOKENS, kl, logits
 
 
 def test_what_it_tells_is_what_the_checkpoint_does(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from jinja2.exceptions import TemplateError
 
-from rewired.conversations import Conversation, Document
+from rewired.text.conversations import Conversation, Document
 
 WINDOW = 512  # tokens
 _DAY = "26 Jul 2024"

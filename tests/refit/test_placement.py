@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch.nn.functional import silu
 
-from rewired.convert.refit.half import Half
-from rewired.convert.refit.placement import best_shards, place_neurons
+from rewired.refit.half import Half
+from rewired.refit.placement import best_shards, place_neurons
 from tests.rewired.tiny import WIRINGS, rewired_model
 
 

@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.plan import LayerTable
-from rewired.convert.refit.sweep import Sweep
-from rewired.convert.select import select
-from rewired.convert.select.choice import STANDARD
-from rewired.convert.select.scores import Score
-from rewired.convert.select.wirings import NAMES, WIRINGS
-from rewired.convert.select.wirings import exposed as waits
-from tests.convert.select.asking import TOKENS, ask, scored
+from rewired.refit.sweep import Sweep
+from rewired.select import select
+from rewired.select.choice import STANDARD
+from rewired.select.scores import Score
+from rewired.select.wirings import NAMES, WIRINGS
+from rewired.select.wirings import exposed as waits
 from tests.evaluate.world import make_dense
+from tests.select.asking import TOKENS, ask, scored
 
 
 def refitted_kl(dense: Path, text: Path, out: Path, wiring: list[dict[str, Any]], **options: Any) -> float:

@@ -12,10 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO, TypeVar
 
 from rewired.cache import cache_folder, made_once
-from rewired.conversations import Document, read_row
+from rewired.convert.request import MIX
 from rewired.packages import Package, unpack
-
-from ..request import MIX
+from rewired.text.conversations import Document, read_row
 
 T = TypeVar("T")
 

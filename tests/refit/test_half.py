@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rewired.convert.refit.half import Half
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer, RewiredLlamaForCausalLM
 from rewired.model.residual_stream import ResidualStream
+from rewired.refit.half import Half
 from tests.rewired.tiny import LLAMA3_ROPE, WIRINGS, rewired_model, tokens
 
 CHANGES = {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE}

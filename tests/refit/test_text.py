@@ -13,9 +13,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rewired.convert.refit import documents
-from rewired.convert.refit.text import Calibration, load
-from rewired.convert.refit.windows import WINDOW
+from rewired.refit.text import Calibration, load
+from rewired.refit.windows import WINDOW
+from rewired.text import documents
 from tests.evaluate.world import CHAT, tokenizer
 
 CONVERSATION = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]

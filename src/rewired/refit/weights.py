@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..rewrite import save
+from rewired.convert.rewrite import save
+
 from .fitting import Fit
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rewired.convert.plan import Traffic
 from rewired.model.layer_ranges import as_ranges
 from rewired.model.wiring import parse_wiring, resolve
 
-from ..plan import Traffic
 from .choice import STANDARD, Choice
 
 # a layer of each of these stands for itself: it reduces all before the next one begins

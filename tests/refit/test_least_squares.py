@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.convert.refit.least_squares import RidgeRegression
+from rewired.refit.least_squares import RidgeRegression
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rewired.convert.select import SelectRequest, select
-from rewired.convert.select.scores import Score
+from rewired.select import SelectRequest, select
+from rewired.select.scores import Score
 
 TOKENS = 4096
 

@@ -14,19 +14,19 @@ import torch
 
 from rewired.cache import digest
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.convert import destination
+from rewired.convert.request import MIX, RefitRequest, check_fitting
+from rewired.convert.rewrite import check_types
+from rewired.convert.write import wired_config
 from rewired.model.wiring import parse_wiring
 from rewired.ranks import choose_device
+from rewired.refit.run import RECIPE, load_text, memory_is_told, refit
+from rewired.refit.shelf import Shelf
+from rewired.refit.text import Calibration
+from rewired.refit.weights import Weights, discard
 from rewired.sources import Source, checkpoint_folder, find_source
+from rewired.text.documents import check
 
-from .. import destination
-from ..refit.documents import check
-from ..refit.run import RECIPE, load_text, memory_is_told, refit
-from ..refit.shelf import Shelf
-from ..refit.text import Calibration
-from ..refit.weights import Weights, discard
-from ..request import MIX, RefitRequest, check_fitting
-from ..rewrite import check_types
-from ..write import wired_config
 from .choice import STANDARD, Choice, choose
 from .plots import draw
 from .scorer import OnScore, Scorer

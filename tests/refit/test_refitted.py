@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rewired.convert import Conversion, RefitRequest, Request, convert
-from tests.convert.refit.models import PEEK, TOKENS, logits
+from tests.refit.models import PEEK, TOKENS, logits
 
 CHANGED = "More was changed after that KL was measured"
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
+from rewired.convert.write import wired_config
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring import parse_wiring
+from rewired.refit.fitting import Batch
+from rewired.refit.run import model_config
+from rewired.refit.shelf import Shelf
+from rewired.refit.sweep import Sweep
+from rewired.refit.text import Calibration
+from rewired.refit.weights import Weights
 
-from ..refit.fitting import Batch
-from ..refit.run import model_config
-from ..refit.shelf import Shelf
-from ..refit.sweep import Sweep
-from ..refit.text import Calibration
-from ..refit.weights import Weights
-from ..write import wired_config
 from .scores import Kept, Score
 from .wirings import WIRINGS
 

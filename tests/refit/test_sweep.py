@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rewired.convert.refit import fitting
-from rewired.convert.refit.shelf import Shelf
-from rewired.convert.refit.sweep import Sweep
-from rewired.convert.refit.text import Calibration
-from rewired.convert.refit.weights import Finished, Weights
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
-from tests.convert.refit.reference import reference_refit
+from rewired.refit import fitting
+from rewired.refit.shelf import Shelf
+from rewired.refit.sweep import Sweep
+from rewired.refit.text import Calibration
+from rewired.refit.weights import Finished, Weights
+from tests.refit.reference import reference_refit
 from tests.rewired.tiny import WIRINGS, rewired_config, rewired_model
 
 NAMES = (

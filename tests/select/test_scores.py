@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rewired.convert.select import SelectRequest, select
-from rewired.convert.select.scores import Kept, Score
+from rewired.select import SelectRequest, select
+from rewired.select.scores import Kept, Score
 from tests.convert.checkpoints import broken_copy
-from tests.convert.select.asking import ask, scored
+from tests.select.asking import ask, scored
 
 
 def test_what_is_kept_needs_no_second_scoring_and_no_second_measuring(dense: Path, text: Path, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from rewired.convert.cli_select import _print
-from rewired.convert.select import select
-from rewired.convert.select.scores import Measured
+from rewired.select import select
+from rewired.select.cli import _print
+from rewired.select.scores import Measured
 from tests.convert.checkpoints import run, snapshot
-from tests.convert.select.asking import ask
+from tests.select.asking import ask
 
 
 def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:

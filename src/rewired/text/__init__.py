@@ -1,0 +1,1 @@
+"""Text: documents of any shape that public datasets have, and how they are read."""
