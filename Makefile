@@ -23,6 +23,7 @@ lint: install
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
+	$(VENV)/python .ci/types_between_rooms.py
 
 demo: install
 	$(VENV)/python bench/demo.py
