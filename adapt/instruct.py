@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rewired.packages import Package, unpack
+from rewired.packages import DataSet, Package, unpack
 
 _MOST_OF_A_TASK = 500  # of natural instructions, whose tasks have up to 6,500 each
 _BIG_BENCH = Package(
@@ -50,6 +50,11 @@ def fetch(folder: Path) -> None:
             whole = Path(scratch) / "whole"
             whole.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
             whole.replace(target)
+
+
+DATA = DataSet(
+    fetch, "conversations to train on; 400 MB of downloads, 170 MB on disk", "adapt RECIPE --datasets {folder}"
+)
 
 
 def _holds(wanted: str, member: str) -> bool:

@@ -6,28 +6,21 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from importlib.metadata import entry_points
 
 import typer
 
 from .ranks import RankError
 
-ROOMS = (
-    "rewired.adapt.cli",
-    "rewired.convert.cli",
-    "rewired.select.cli",
-    "rewired.evaluate.cli",
-    "rewired.serve.cli",
-    "rewired.data",
-)  # each adds its own commands
-
 
 def main() -> None:
-    """Console script `rewired`."""
+    """Console script `rewired`: the commands that rooms announce as entry points of the group `rewired.commands`."""
     app = new_app(no_args_is_help=True)
     app.callback()(_umbrella)
-    for room in ROOMS:
-        import_module(room).add_commands(app)
+    announced = entry_points(group="rewired.commands")
+    asked = [entry for entry in announced if entry.name in sys.argv[1:2]]  # that room alone is imported
+    for entry in {entry.value: entry for entry in asked or announced}.values():
+        entry.load()(app)
     app()
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .cli import new_app, sentences
-
-# what can be fetched: the module with `fetch(folder)`, and how its data is used
-SETS = {
-    "benchmarks": ("rewired.evaluate.benchmarks", "evaluate ... --data {folder}"),
-    "calibration": (
-        "rewired.text.documents",
-        "convert ... --refit {folder}; --refit alone keeps a fifth of it back, to judge on",
-    ),
-    "instruct": ("rewired.adapt.instruct", "adapt RECIPE --datasets {folder}"),
-}
+from .packages import DataSet
 
 
 def add_commands(app: typer.Typer) -> None:
     data = new_app(no_args_is_help=True)
     data.callback()(_data)
-    data.command("fetch")(_fetch)
+    listed = "".join(f"\n* **{name}**: {data_set.contents}" for name, data_set in _data_sets().items())
+    data.command("fetch", epilog=f"WHAT is one of\n{listed}")(_fetch)
     app.add_typer(data, name="data")
+
+
+def _data_sets() -> dict[str, DataSet]:
+    """By name, all that rooms announce as entry points of the group `rewired.data`."""
+    return {entry.name: entry.load() for entry in entry_points(group="rewired.data")}
 
 
 def _data() -> None:
@@ -33,13 +30,7 @@ def _data() -> None:
 
 
 def _fetch(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="benchmarks: the tasks' items, 500 MB of downloads, 130 MB on disk; calibration: 5 MB of prose, chat; "
-            "instruct: conversations to train on, 400 MB of downloads, 170 MB on disk."
-        ),
-    ],
+    what: Annotated[str, typer.Argument(help="Which data; see below.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it.")],
 ) -> None:
     """Fetch data into DIR; what is there already is kept.
@@ -48,8 +39,8 @@ def _fetch(
     run.
     """
     with sentences("rewired data fetch"):
-        if what not in SETS:
-            raise ValueError(f"'{what}' is not known: there are {', '.join(SETS)}.")
-        module, use = SETS[what]
-        import_module(module).fetch(folder)
-        print(f"{folder} is complete: {use.format(folder=folder)}")
+        known = _data_sets()
+        if what not in known:
+            raise ValueError(f"'{what}' is not known: there are {', '.join(known)}.")
+        known[what].fetch(folder)
+        print(f"{folder} is complete: {known[what].use.format(folder=folder)}")

