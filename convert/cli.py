@@ -13,10 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.cli import new_app, sentences
+from rewired.cli import Command, new_app, sentences
 from rewired.sources import find_source
 
 from .convert import Conversion, convert
@@ -47,7 +46,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("info")(_info)
 
 
-class _ConvertCommand(TyperCommand):
+class _ConvertCommand(Command):
     """--refit and --calibrate may stand alone, which typer has no way to say."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

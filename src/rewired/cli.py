@@ -7,15 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from . import __version__
 from .ranks import RankError
 
 
 def main() -> None:
     """Console script `rewired`: the commands that rooms announce as entry points of the group `rewired.commands`."""
-    app = new_app(no_args_is_help=True)
+    app = new_app(no_args_is_help=True, add_completion=True)
     app.callback()(_umbrella)
     announced = entry_points(group="rewired.commands")
     asked = [entry for entry in announced if entry.name in sys.argv[1:2]]  # that room alone is imported
@@ -24,17 +27,52 @@ def main() -> None:
     app()
 
 
-def new_app(no_args_is_help: bool = False) -> typer.Typer:
+def new_app(no_args_is_help: bool = False, add_completion: bool = False) -> typer.Typer:
     """A command line in the project's style."""
-    return typer.Typer(
+    return _App(
+        cls=_Group,
         rich_markup_mode="markdown",
         no_args_is_help=no_args_is_help,
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
     )
 
 
-def _umbrella() -> None:
+class _PlainFlags:
+    """Shows flags in `--help` without the type of a value, since they take none."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of ours; the class of every command of `new_app`'s."""
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
+
+
+class _App(typer.Typer):
+    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any) -> Any:
+        return super().command(name, cls=cls or Command, **options)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"rewired {__version__}")
+        raise typer.Exit
+
+
+def _umbrella(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish."""
 
 

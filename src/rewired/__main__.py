@@ -1,0 +1,5 @@
+"""`python -m rewired COMMAND`."""
+
+from .cli import main
+
+main()
