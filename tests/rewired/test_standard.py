@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from rewired import sharding
+from rewired.model import sharding
 from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from rewired import collectives, residual_stream, sharding, tensor_parallel
+from rewired.model import collectives, residual_stream, sharding, tensor_parallel
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
