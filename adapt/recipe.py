@@ -10,8 +10,8 @@ from typing import Any
 
 from trl import SFTConfig
 
-from rewired.convert.request import MIX
 from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.text.documents import MIX
 
 from .data import Source
 from .losses import DIVERGENCES

@@ -14,8 +14,8 @@ from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.rewired_llama import AUTO_MAP, write_code
 from rewired.convert.destination import staged_folder
-from rewired.convert.write import AUTO_MAP, write_code
 from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 

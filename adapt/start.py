@@ -13,9 +13,9 @@ import torch
 
 from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.request import Plan, check_gains, make_plan
-from rewired.convert.write import wired_config
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source

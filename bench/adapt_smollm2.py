@@ -28,9 +28,8 @@ from rewired.adapt.recipe_file import read
 from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
-from rewired.convert.request import MIX
 from rewired.sources import checkpoint_folder
-from rewired.text.documents import sources
+from rewired.text.documents import MIX, sources
 
 REPO = Path(__file__).parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"

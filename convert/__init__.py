@@ -1,6 +1,8 @@
 """rewired.convert: a Llama checkpoint in, a rewired checkpoint out, without reading a tensor unless it is refitted."""
 
+from rewired.refit.request import RefitRequest
+
 from .convert import Conversion, convert
-from .request import RefitRequest, Request
+from .request import Request
 
 __all__ = ["Conversion", "RefitRequest", "Request", "convert"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .plan import LayerTable
+from .traffic import LayerTable
 
 _QUOTES = "'\""
 

@@ -15,14 +15,15 @@ from typing import Annotated, Any
 import typer
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.dtypes import parse_dtype
 from rewired.cli import Command, new_app, sentences
 from rewired.sources import find_source
+from rewired.text.documents import MIX
 
 from .convert import Conversion, convert
 from .options import Presets, refit_request, regions_in, regions_of
-from .plan import LayerTable
-from .request import MIX, Request
-from .rewrite import parse_dtype
+from .request import Request
+from .traffic import LayerTable
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.dtypes import cast_size, check_types, parse_dtype
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.model.wiring import resolve, wiring_to_json
+from rewired.refit.cost import Cost
+from rewired.refit.request import RefitRequest
 from rewired.sources import find_source
 
 from . import destination
-from .cost import Cost
-from .request import Plan, RefitRequest, Request, check_gains, default_name, make_plan
-from .rewrite import cast_size, check_types, parse_dtype
+from .request import Plan, Request, check_gains, default_name, make_plan
 from .write import Job, new_config, write
 
 if TYPE_CHECKING:
-    from rewired.refit import Outcome
+    from rewired.refit.run import Outcome
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def convert(
     """Write `source`, rewired as `request` says, to the folder `out`; weights are linked where they can be.
 
     `on_bytes` hears how many bytes of weights were copied, `on_cost` what a refit that begins will take, and `on_layer`
-    of each layer that it has done: its number, how many there are, and a `rewired.refit.Fit` for each of its
+    of each layer that it has done: its number, how many there are, and a `rewired.refit.fitting.Fit` for each of its
     modules that were fitted. What a refit had finished when it was interrupted is kept beside `out`, and the same call
     goes on with it. Raises ValueError with one sentence when the source, the request or the destination is unfit; then
     nothing is written.
@@ -109,7 +110,7 @@ def _refit(
     on_cost: Callable[[Cost], None],
 ) -> Outcome:
     """The tensors of the rewired layers, fitted anew."""
-    from rewired.refit import refit
+    from rewired.refit.run import refit
 
     asked, shape = job.request.refit, job.checkpoint.shape
     assert asked is not None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import parse_json
-
-from .request import MIX, RefitRequest, check_fitting
+from rewired.refit.request import RefitRequest, check_fitting
+from rewired.text.documents import MIX
 
 Presets = dict[str, tuple[str | None, dict[str, Any]]]  # of each preset its layers and its own options
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .plan import LayerTable, Traffic
+from .traffic import LayerTable, Traffic
 
 if TYPE_CHECKING:
-    from rewired.refit import Errors, Fit
+    from rewired.refit.fitting import Errors, Fit
 
 
 def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> None:

@@ -5,39 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
 from rewired.checkpoint.llama import AUTHORS_LADDER, LlamaShape
 from rewired.model.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
+from rewired.refit.cost import Cost
+from rewired.refit.request import RefitRequest
 from rewired.sources import Source
 
-from .cost import Cost
-from .plan import LayerTable, rewire
+from .traffic import LayerTable, rewire
 
-MIX = "mix"  # what users call the packaged calibration text
-_MOST_TOKENS = 10**9
 _MOST_RANGES = 4  # that a default name spells out
-
-
-@dataclass(frozen=True)
-class RefitRequest:
-    """What to fit, the gains of peeking modules or the matrices of all rewired ones, and what to calibrate on."""
-
-    text: str = MIX
-    tokens: int = 32_768
-    gains: bool = False
-    matrices: bool = True
-    spill: Path | None = None  # the folder for files that hold activations, instead of memory
-
-
-def check_fitting(flag: str, tokens: int, spill: Path | None) -> None:
-    """Raise ValueError for tokens, asked for with `flag`, that make no sense, or a missing folder to spill to."""
-    if not 1 <= tokens <= _MOST_TOKENS:
-        raise ValueError(f"{flag} {tokens} makes no sense: give a number from 1 to {_MOST_TOKENS}.")
-    if spill is not None and not spill.is_dir():
-        raise ValueError(f"There is no folder {spill} to spill to: make it first.")
 
 
 @dataclass(frozen=True)

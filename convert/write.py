@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewired import model
 from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
-from rewired.checkpoint.llama import DENSE, REWIRED
+from rewired.checkpoint.dtypes import cast_size, needs_cast
+from rewired.checkpoint.rewired_llama import stock_config, wired_config, write_code
 from rewired.checkpoint.safetensors_header import TensorInfo, data_size, read_header
-from rewired.model.wiring import Region, parse_wiring, wiring_to_json
+from rewired.model.wiring import parse_wiring
 from rewired.sources import Source
 from rewired.sources.hub import COMPANION_FILES
 
-from . import destination, rewrite
+from . import destination
 from .card import model_card
 from .request import Plan, Request
-
-# what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
-MODEL_CODE = sorted(path for path in Path(model.__file__).parent.glob("*.py") if path.name != "__init__.py")
-AUTO_MAP = {
-    "AutoConfig": "configuration_rewired_llama.RewiredLlamaConfig",
-    "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
-    "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
-}
-
+from .rewrite import gather, rewrite
 
 # a single file cannot have an index beside it: transformers would not look at the index
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
@@ -80,12 +72,6 @@ def write(
         write_code(staging)
 
 
-def write_code(folder: Path) -> None:
-    """The model's own, which `AUTO_MAP` points to."""
-    for path in MODEL_CODE:
-        shutil.copyfile(path, folder / path.name)
-
-
 def _refitted(config: Mapping[str, Any]) -> str:
     """The layers whose weights were fitted to what they read."""
     entries = config.get("refit", {}).get("wiring", [])
@@ -96,20 +82,20 @@ def _refitted(config: Mapping[str, Any]) -> str:
 def _write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:
     """Files in which no tensor changes are linked, where that can be; the others are written anew."""
     files, tensors, dtype = job.checkpoint.weight_files(), job.tensors, job.request.dtype
-    if dtype is not None and not rewrite.needs_cast(tensors.values(), dtype):
+    if dtype is not None and not needs_cast(tensors.values(), dtype):
         dtype = None
     holding_fitted = {tensors[name].file for name in fitted if name in tensors}
     changed = [file for file in files if dtype or file.name in holding_fitted]
     kept = [file for file in files if file not in changed]
     copy = job.request.copy or not destination.can_link(files[0], staging)
     sizes = [file.stat().st_size for file in (files if copy else changed)]
-    destination.check_space(job.out, rewrite.cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+    destination.check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
     if changed:
-        rewrite.rewrite(changed, staging, dtype, fitted, on_bytes)
+        rewrite(changed, staging, dtype, fitted, on_bytes)
     destination.place(kept, staging, copy, on_bytes)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
-        rewrite.gather(new, _free(staging / _NEW))
+        gather(new, _free(staging / _NEW))
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
     if new or (job.checkpoint.folder / INDEX).is_file():
@@ -149,25 +135,8 @@ def new_config(job: Job) -> dict[str, Any]:
     if job.request.dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": job.request.dtype}
     if job.request.to_llama:
-        unfitted = {name: value for name, value in _of_source(config).items() if name not in ("refit", "calibrated")}
-        return unfitted | {"model_type": DENSE, "architectures": ["LlamaForCausalLM"]}
+        return stock_config(config)
     return wired_config(config, job.plan.regions, job.plan.tp_shards)
-
-
-def wired_config(config: Mapping[str, Any], regions: Iterable[Region], tp_shards: int) -> dict[str, Any]:
-    """The config of a Llama of `config`, wired as `regions` say."""
-    return _of_source(config) | {
-        "model_type": REWIRED,
-        "architectures": ["RewiredLlamaForCausalLM"],
-        "auto_map": AUTO_MAP,
-        "tp_shards": tp_shards,
-        "wiring": wiring_to_json(regions),
-    }
-
-
-def _of_source(config: Mapping[str, Any]) -> dict[str, Any]:
-    ours = ("auto_map", "wiring", "tp_shards", "ladder_layers")
-    return {name: value for name, value in config.items() if name not in ours}
 
 
 def _json(value: Any) -> str:

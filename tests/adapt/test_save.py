@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.adapt.start import original_of
-from rewired.convert.write import AUTO_MAP, MODEL_CODE
+from rewired.checkpoint.rewired_llama import AUTO_MAP, MODEL_CODE
 from rewired.evaluate.evaluate import Request, evaluate
 from rewired.evaluate.measure import Machine
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.cost import RIDGES
 from rewired.convert.request import make_plan
+from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
 from rewired.refit.shelf import Shelf
 from tests.convert.checkpoints import run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rewired.convert import RefitRequest, Request, cli, convert
-from rewired.convert.request import MIX
+from rewired.text.documents import MIX
 from tests.convert.checkpoints import run, snapshot
 from tests.evaluate.world import make_dense
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.plan import LayerTable
+from rewired.convert.traffic import LayerTable
 from rewired.refit.sweep import Sweep
 from rewired.select import select
 from rewired.select.choice import STANDARD

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rewired.convert.plan import Traffic
+from rewired.convert.traffic import Traffic
 from rewired.model.wiring import parse_wiring, resolve
 from rewired.select.choice import STANDARD
 from rewired.select.wirings import WIRINGS, entries, exposed, exposures, last, least_exposed

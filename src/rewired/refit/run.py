@@ -15,14 +15,14 @@ import torch
 from transformers import AutoTokenizer
 
 from rewired.cache import digest
-from rewired.convert.request import RefitRequest
-from rewired.convert.write import wired_config
+from rewired.checkpoint.rewired_llama import wired_config
 from rewired.evaluate.divergence import Divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
 from .fitting import Fit
+from .request import RefitRequest
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
 from .text import Calibration, load

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from rewired.convert.cost import FIRST, HELD_OUT
-from rewired.convert.request import MIX
 from rewired.text.conversations import Document
-from rewired.text.documents import shuffled, sources
+from rewired.text.documents import MIX, shuffled, sources
 
+from .cost import FIRST, HELD_OUT
 from .windows import WINDOW, Cutter
 
 _LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rewired.convert.rewrite import save
+from rewired.checkpoint.tensors import save_tensors
 
 from .fitting import Fit
 
@@ -80,7 +80,7 @@ class Finished:
         scratch = self.folder / "writing"
         on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         told = json.dumps([asdict(fit) for fit in fits])
-        save(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
+        save_tensors(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
         scratch.replace(self._path(index))
 
     def has_begun(self) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import sentences
-from rewired.convert.request import MIX
 from rewired.model.wiring import parse_wiring
+from rewired.text.documents import MIX
 
 if TYPE_CHECKING:
     from .scores import Score

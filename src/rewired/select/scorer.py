@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rewired.convert.write import wired_config
+from rewired.checkpoint.rewired_llama import wired_config
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring import parse_wiring
 from rewired.refit.fitting import Batch

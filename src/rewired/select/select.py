@@ -14,18 +14,18 @@ import torch
 
 from rewired.cache import digest
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.dtypes import check_types
+from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import destination
-from rewired.convert.request import MIX, RefitRequest, check_fitting
-from rewired.convert.rewrite import check_types
-from rewired.convert.write import wired_config
 from rewired.model.wiring import parse_wiring
 from rewired.ranks import choose_device
+from rewired.refit.request import RefitRequest, check_fitting
 from rewired.refit.run import RECIPE, load_text, memory_is_told, refit
 from rewired.refit.shelf import Shelf
 from rewired.refit.text import Calibration
 from rewired.refit.weights import Weights, discard
 from rewired.sources import Source, checkpoint_folder, find_source
-from rewired.text.documents import check
+from rewired.text.documents import MIX, check
 
 from .choice import STANDARD, Choice, choose
 from .plots import draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rewired.convert.plan import Traffic
+from rewired.convert.traffic import Traffic
 from rewired.model.layer_ranges import as_ranges
 from rewired.model.wiring import parse_wiring, resolve
 

@@ -12,11 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO, TypeVar
 
 from rewired.cache import cache_folder, made_once
-from rewired.convert.request import MIX
 from rewired.packages import DataSet, Package, unpack
 from rewired.text.conversations import Document, read_row
 
 T = TypeVar("T")
+
+MIX = "mix"  # what users call the packaged calibration text
 
 _PACKAGE = Package(
     "llamafactory==0.9.5",

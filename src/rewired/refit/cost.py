@@ -1,4 +1,4 @@
-"""What a refit will take, before it starts: memory and floating-point operations."""
+"""The cost of a refit, known before it starts: memory and floating-point operations. Without torch."""
 
 from __future__ import annotations
 
