@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.refit.run import RECIPE
-from rewired.select import SelectRequest, select
+from rewired.select.select import SelectRequest, select
 from rewired.sources import checkpoint_folder
 
 RESULT = FOLDER / "selected.jsonl"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rewired.select import SelectRequest, select
 from rewired.select.scores import Score
+from rewired.select.select import SelectRequest, select
 
 TOKENS = 4096
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rewired.select import SelectRequest, select
 from rewired.select.scores import Kept, Score
+from rewired.select.select import SelectRequest, select
 from tests.convert.checkpoints import broken_copy
 from tests.select.asking import ask, scored
 

@@ -18,9 +18,9 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.traffic import LayerTable
 from rewired.refit.sweep import Sweep
-from rewired.select import select
 from rewired.select.choice import STANDARD
 from rewired.select.scores import Score
+from rewired.select.select import select
 from rewired.select.wirings import NAMES, WIRINGS
 from rewired.select.wirings import exposed as waits
 from tests.evaluate.world import make_dense

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rewired.select import select
 from rewired.select.cli import _print
 from rewired.select.scores import Measured
+from rewired.select.select import select
 from tests.convert.checkpoints import run, snapshot
 from tests.select.asking import ask
 

@@ -1,5 +1,1 @@
-"""Which layers to rewire: measured layer by layer, and chosen within a budget."""
-
-from .select import Candidate, Selection, SelectRequest, select
-
-__all__ = ["Candidate", "SelectRequest", "Selection", "select"]
+"""Selection of the layers to rewire: measured layer by layer, and chosen within a budget."""
