@@ -71,10 +71,9 @@ def convert(
                 _checked_tensors(preview, plan)
             return Conversion(target, plan)
     with destination.staged_folder(target) as staging:
-        made = staging / ".source"
-        checkpoint = Checkpoint.open(found.fetch(made, request.dtype))
+        checkpoint = Checkpoint.open(found.fetch(request.dtype))
         tensors = _checked_tensors(checkpoint, plan)
-        plan = replace(plan, notes=[*plan.notes, *_notes_on_weights(checkpoint, tensors, is_gguf=made.exists())])
+        plan = replace(plan, notes=[*plan.notes, *_notes_on_weights(checkpoint, tensors, found.is_gguf)])
         job = Job(found, checkpoint, tensors, plan, request, target)
         config = new_config(job)
         work = target.with_name(f".{target.name}.refit")
@@ -83,7 +82,6 @@ def convert(
             _record(refitted, job, config, revision)
         job = replace(job, plan=replace(plan, notes=[*plan.notes, *_notes_on_fits(config)]))
         write(job, config, refitted.files if refitted else {}, staging, on_bytes)
-        shutil.rmtree(made, ignore_errors=True)
         destination.check_free(target, found.folder, force)  # it took time: something may have come there
     if refitted:
         shutil.rmtree(work)

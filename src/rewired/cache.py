@@ -1,4 +1,4 @@
-"""What is kept between runs: one folder of the user's, and folders in it that are made once."""
+"""The cache: one folder of the user's, and folders in it that are made once."""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import rewired
 from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.sources import checkpoint_folder, gguf
 
 from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
 
@@ -254,6 +255,23 @@ class TestGguf:
         assert "Paris" in tokenizer.decode(answer)
         assert {path.name for path in tmp_path.iterdir()} == {"out"}
         assert "dequantised" in (tmp_path / "out" / "README.md").read_text()
+
+    def test_it_is_dequantised_once_for_all_conversions(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A stand-in for the reader, which takes half a minute for the real model; `generate` takes the same copy."""
+        (tmp_path / "my.gguf").write_bytes(b"GGUF")
+        monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(gguf, "_load_config", lambda path: LlamaConfig.from_pretrained(source))
+        monkeypatch.setattr(gguf, "dequantise", lambda path, folder, dtype: make_llama(folder))
+        request = Request([{"layers": "2-4", "preset": "ladder"}])
+        one = convert(tmp_path / "my.gguf", tmp_path / "one" / "hybrid", request)
+        for reader in ("_load_config", "dequantise"):
+            monkeypatch.setattr(gguf, reader, lambda *_: pytest.fail("read again"))
+        two = convert(tmp_path / "my.gguf", tmp_path / "two" / "hybrid", request)
+        assert snapshot(one.out) == snapshot(two.out)
+        assert checkpoint_folder(str(tmp_path / "my.gguf")).is_relative_to(tmp_path / "cache")
+        assert any("dequantised" in note for note in two.plan.notes)
 
     def test_what_is_no_gguf_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "fake.gguf").write_bytes(b"GGUFnonsense")

@@ -35,7 +35,7 @@ def dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are dequantised, by a stand-in that writes a config; the first one is cut in the middle."""
     files: list[Path] = []
 
-    def dequantise(path: Path, folder: Path) -> None:
+    def dequantise(path: Path, folder: Path, dtype: str | None) -> None:
         files.append(path)
         (folder / "tokenizer.json").write_text("{}")
         if len(files) == 1:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from rewired.model import sharding
 from rewired.convert import Request, convert
+from rewired.model import sharding
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from ..conftest import PROSE

@@ -1,4 +1,4 @@
-"""Where checkpoints come from, as users write it: a folder, a hub id, a short name, or a GGUF file."""
+"""Sources of checkpoints, as users write them: a folder, a hub id, a short name, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -29,20 +29,25 @@ class Source:
     locate: Callable[[Part], Path]
     folder: Path | None = None  # the folder on disk that it is, if it is one
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether its weights had been quantised, and are dequantised for us."""
+        return self.locate("config").is_file()
+
     def preview(self, scratch: Path) -> Path:
         """A folder that holds at least config.json: `scratch`, if it has to be made first."""
-        found = self.locate("config")
-        return gguf.read_config(found, scratch) if found.is_file() else found
+        located = self.locate("config")
+        return gguf.config_folder(located, scratch) if located.is_file() else located
 
     def tokenizer(self, scratch: Path) -> Path:
         """A folder that the tokenizer loads from: `scratch`, if it has to be made first."""
-        found = self.locate("tokenizer")
-        return gguf.read_tokenizer(found, scratch) if found.is_file() else found
+        located = self.locate("tokenizer")
+        return gguf.tokenizer_folder(located, scratch) if located.is_file() else located
 
-    def fetch(self, scratch: Path, dtype: str | None = None) -> Path:
-        """A folder with the whole checkpoint: `scratch`, if it has to be dequantised first, to `dtype`."""
-        found = self.locate("checkpoint")
-        return gguf.dequantise(found, scratch, dtype) if found.is_file() else found
+    def fetch(self, dtype: str | None = None) -> Path:
+        """A folder with the whole checkpoint; a GGUF file is dequantised once, to `dtype`, into the cache."""
+        located = self.locate("checkpoint")
+        return gguf.dequantised(located, dtype) if located.is_file() else located
 
 
 def checkpoint_folder(source: str, revision: str | None = None) -> Path:
@@ -50,12 +55,10 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 
     Raises ValueError where `find_source` and `Source.fetch` do, and if the folder holds no config.json.
     """
-    found = find_source(source, revision).locate("checkpoint")
-    if found.is_file():
-        return gguf.dequantised(found)
-    if not (found / "config.json").is_file():
+    folder = find_source(source, revision).fetch()
+    if not (folder / "config.json").is_file():
         raise ValueError(f"{source} holds no config.json: point to a folder with a Hugging Face checkpoint.")
-    return found
+    return folder
 
 
 def find_source(source: str, revision: str | None = None) -> Source:

