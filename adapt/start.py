@@ -109,18 +109,18 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
         checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
         if recipe.wiring is not None:
             plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None))
-            gains = gain_names(checkpoint.regions, checkpoint.shape)
-            check_gains(checkpoint, gains, plan.regions, plan.tp_shards)
+            gains = gain_names(checkpoint.wiring)
+            check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
             checkpoint = _rewired(checkpoint, plan)
     return RewiredLlamaConfig.from_dict(checkpoint.config)
 
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     """As it will be, weights aside."""
-    config = wired_config(checkpoint.config, plan.regions, plan.tp_shards)
+    config = wired_config(checkpoint.config, plan.wiring.to_json(), plan.tp_shards)
     if plan.cost:
         config["refit"] = {"base": {"name": str(checkpoint.folder)}}
-    return replace(checkpoint, config=config, regions=plan.regions)
+    return replace(checkpoint, config=config, wiring=plan.wiring)
 
 
 def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:

@@ -32,7 +32,7 @@ CHOICES: dict[str, Callable[[str, tuple[str, ...]], bool]] = {
 
 def rewired_layers(config: Any) -> list[int]:
     """The layers of a RewiredLlamaConfig of which a module is rewired."""
-    return [index for index, modules in enumerate(config.module_wirings()) if any(m.is_rewired for m in modules)]
+    return config.resolved_wiring.rewired_layers
 
 
 def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ()) -> int:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import gauss_newton
 import torch
 
-from rewired.model.wiring import make_region
+from rewired.model.regions import make_region
 from rewired.refit import fitting, sweep
 from rewired.refit.fitting import Errors
 from rewired.refit.half import Half

@@ -208,7 +208,7 @@ def _info(
         shape = checkpoint.shape
         tp_shards = shape.default_shards() if checkpoint.tp_shards is None else checkpoint.tp_shards
         shape.check_shards(tp_shards)
-        table = LayerTable.of(checkpoint.regions, shape, tp_shards, checkpoint.dtype)
+        table = LayerTable.of(checkpoint.wiring, tp_shards, checkpoint.dtype)
         if as_json:
             print(json.dumps({"model_type": checkpoint.config["model_type"], **table.to_json()}, indent=2))
         else:

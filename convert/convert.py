@@ -13,7 +13,6 @@ from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import cast_size, check_types, parse_dtype
 from rewired.checkpoint.safetensors_header import TensorInfo
-from rewired.model.wiring import resolve, wiring_to_json
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 from rewired.sources import find_source
@@ -112,10 +111,8 @@ def _refit(
 
     asked, shape = job.request.refit, job.checkpoint.shape
     assert asked is not None
-    modules = resolve(job.plan.regions, shape.num_hidden_layers, shape.hidden_size)
-    rewired = {index // 2 for index, module in enumerate(modules) if module.is_rewired}
-    dtype = job.request.dtype
-    changed = range(min(rewired), len(modules) // 2) if dtype else rewired  # a new dtype changes those above, too
+    rewired, dtype = job.plan.wiring.rewired_layers, job.request.dtype
+    changed = range(rewired[0], shape.num_hidden_layers) if dtype else rewired  # a new dtype changes those above, too
     prefixes = tuple(f"model.layers.{index}." for index in changed)
     changing = [info for name, info in job.tensors.items() if name.startswith(prefixes)]
     check_types(changing, dtype)
@@ -125,7 +122,7 @@ def _refit(
     destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
 
     def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
-        cost = Cost.of(shape, modules, job.plan.tp_shards, tokens, asked.matrices)
+        cost = Cost.of(shape, job.plan.wiring, job.plan.tp_shards, tokens, asked.matrices)
         if asked.spill:
             destination.check_spill(asked.spill, cost.activations)
         on_cost(cost)
@@ -138,7 +135,7 @@ def _record(refitted: Outcome, job: Job, config: dict[str, Any], revision: str |
     earlier = config.pop("calibrated", None) if refitted.request.gains else None
     made_from = earlier["base"] if earlier else provenance.record(job.source, job.checkpoint.folder, revision)
     kind = "refit" if refitted.request.matrices else "calibrated"
-    config[kind] = refitted.record(made_from, wiring_to_json(job.plan.regions))
+    config[kind] = refitted.record(made_from, job.plan.wiring.to_json())
 
 
 def _notes_on_weights(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], is_gguf: bool) -> list[str]:
@@ -168,5 +165,5 @@ def _notes_on_fits(config: Mapping[str, Any]) -> list[str]:
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo]:
     """The checkpoint's tensors. Raises ValueError if they are not whole, or hold gains that the new wiring changes."""
     tensors = checkpoint.tensors()
-    check_gains(checkpoint, checkpoint.gains(tensors), plan.regions, plan.tp_shards)
+    check_gains(checkpoint, checkpoint.gains(tensors), plan.wiring, plan.tp_shards)
     return tensors

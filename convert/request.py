@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
-from rewired.checkpoint.llama import AUTHORS_LADDER, LlamaShape
-from rewired.model.wiring import ModuleWiring, Region, parse_wiring, resolve, wiring_to_json
+from rewired.checkpoint.llama import AUTHORS_LADDER
+from rewired.model.regions import Region
+from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 from rewired.sources import Source
 
-from .traffic import LayerTable, rewire
+from .traffic import LayerTable
 
 _MOST_RANGES = 4  # that a default name spells out
 
@@ -36,7 +38,7 @@ class Request:
 class Plan:
     """The new wiring, and what a reader should know about it."""
 
-    regions: list[Region]
+    wiring: Wiring
     tp_shards: int
     table: LayerTable
     notes: list[str]
@@ -48,35 +50,32 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     shape = checkpoint.shape
     if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit):
         raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
-    regions = rewire(checkpoint.regions, request.wiring, shape.num_hidden_layers)
-    regions = parse_wiring(wiring_to_json(regions), shape.num_hidden_layers)  # what is written must be readable
-    if request.to_llama and not all(region.is_dense for region in regions):
+    wiring = checkpoint.wiring.rewire(request.wiring)
+    if request.to_llama and wiring.rewired_regions:
         raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
     shape.check_shards(tp_shards)
-    _check_trained(checkpoint, request, regions)
-    is_refitted = _check_refitted(checkpoint, request, regions, tp_shards)
-    notes, cost = _notes(checkpoint, request, regions, tp_shards), None
+    _check_trained(checkpoint, request, wiring)
+    is_refitted = _check_refitted(checkpoint, request, wiring, tp_shards)
+    notes, cost = _notes(checkpoint, request, wiring, tp_shards), None
     if request.refit and is_refitted:
         notes.append("The source is refitted already: its weights stay as they are.")
-    elif request.refit and all(region.is_dense for region in regions):
+    elif request.refit and not wiring.rewired_regions:
         notes.append("No layer is rewired, so there is nothing to refit: the weights stay as they are.")
     elif request.refit:
-        modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
-        notes += _check_fit(checkpoint, request.refit, modules)
-        cost = Cost.of(shape, modules, tp_shards, request.refit.tokens, request.refit.matrices)
-    table = LayerTable.of(regions, shape, tp_shards, request.dtype or checkpoint.dtype)
-    return Plan(regions, tp_shards, table, notes, cost)
+        notes += _check_fit(checkpoint, request.refit, wiring)
+        cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
+    table = LayerTable.of(wiring, tp_shards, request.dtype or checkpoint.dtype)
+    return Plan(wiring, tp_shards, table, notes, cost)
 
 
-def _check_trained(checkpoint: Checkpoint, request: Request, regions: list[Region]) -> None:
+def _check_trained(checkpoint: Checkpoint, request: Request, wiring: Wiring) -> None:
     """Raise ValueError for what only the original's weights are good for, where `adapt` has trained them."""
     record = checkpoint.config.get("adapted")
     if not isinstance(record, dict):
         return
-    layers, width = checkpoint.shape.num_hidden_layers, checkpoint.shape.hidden_size
-    before, after = (resolve(wiring, layers, width) for wiring in (checkpoint.regions, regions))
-    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in zip(before, after, strict=True))
+    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
+    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in pairs)
     if loses_a_wiring or request.refit:
         raise ValueError(
             f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
@@ -84,19 +83,18 @@ def _check_trained(checkpoint: Checkpoint, request: Request, regions: list[Regio
         )
 
 
-def _check_refitted(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> bool:
+def _check_refitted(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp_shards: int) -> bool:
     """Whether the weights were refitted. Raises ValueError if they were, to another wiring or other gains than those
     wanted."""
     record = checkpoint.config.get("refit")
     if not isinstance(record, dict):
         return False
-    layers, shape = checkpoint.shape.num_hidden_layers, checkpoint.shape
-    fitted = parse_wiring(record["wiring"], layers) if "wiring" in record else checkpoint.regions
-    before, after = (resolve(wiring, layers, shape.hidden_size) for wiring in (fitted, regions))
-    pairs = [(_function(old), _function(new)) for old, new in zip(before, after, strict=True) if old.is_rewired]
-    other_shards = tp_shards != checkpoint.tp_shards and any(module.depends_on_shards for module in before)
-    changes_fitted = other_shards or any(old != new for old, new in pairs)
-    if changes_fitted or (request.refit and list(map(_function, before)) != list(map(_function, after))):
+    fitted = checkpoint.shape.wiring(record["wiring"]) if "wiring" in record else checkpoint.wiring
+    before, after = (list(map(_function, each.modules)) for each in (fitted, wiring))
+    is_rewired = [module.is_rewired for module in fitted.modules]
+    other_shards = tp_shards != checkpoint.tp_shards and fitted.depends_on_shards
+    changes_fitted = other_shards or list(compress(before, is_rewired)) != list(compress(after, is_rewired))
+    if changes_fitted or (request.refit and before != after):
         raise ValueError(
             f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
             f"the base that they were made from instead, {_base(record)}."
@@ -115,9 +113,9 @@ def _base(record: Mapping[str, Any]) -> Any:
     return base.get("name") if isinstance(base, Mapping) else base
 
 
-def check_gains(checkpoint: Checkpoint, stored: Collection[str], regions: list[Region], tp_shards: int) -> None:
+def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring, tp_shards: int) -> None:
     """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
-    before, after = (_gained(wiring, checkpoint.shape) for wiring in (checkpoint.regions, regions))
+    before, after = map(_gained, (checkpoint.wiring, wiring))
     if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
         records = [checkpoint.config[name] for name in ("adapted", "refit", "calibrated") if name in checkpoint.config]
         base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
@@ -127,15 +125,14 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], regions: list[R
         )
 
 
-def _gained(regions: list[Region], shape: LlamaShape) -> dict[str, tuple[Any, ...]]:
+def _gained(wiring: Wiring) -> dict[str, tuple[Any, ...]]:
     """What each module that has a gain computes by."""
-    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
-    return dict(zip(gain_names(regions, shape), (_function(m) for m in modules if m.reads_shards), strict=True))
+    return dict(zip(gain_names(wiring), (_function(m) for m in wiring.modules if m.reads_shards), strict=True))
 
 
-def _check_fit(checkpoint: Checkpoint, request: RefitRequest, modules: Sequence[ModuleWiring]) -> list[str]:
+def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:
     """What to know of the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
-    if request.gains and not any(module.reads_shards for module in modules):
+    if request.gains and not any(module.reads_shards for module in wiring.modules):
         raise ValueError("--calibrate fits the gains of modules that peek, and none does: add --peek, or take --refit.")
     if checkpoint.config["model_type"] == AUTHORS_LADDER:
         raise ValueError(
@@ -155,7 +152,7 @@ def _function(module: ModuleWiring) -> tuple[Any, ...]:
     return (*reads, module.reduce, module.merge, module.shared_channels)
 
 
-def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_shards: int) -> list[str]:
+def _notes(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp_shards: int) -> list[str]:
     shape = checkpoint.shape
     heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size
     if request.tp_shards:
@@ -164,8 +161,7 @@ def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_s
         why = "as the source has it"
     else:
         why = f"the largest number up to 8 that divides {heads} heads, {kv_heads} KV heads and MLP width {width}"
-    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
-    if any(module.depends_on_shards for module in modules):
+    if wiring.depends_on_shards:
         meaning = (
             "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"
         )
@@ -176,8 +172,7 @@ def _notes(checkpoint: Checkpoint, request: Request, regions: list[Region], tp_s
 
 def default_name(source: Source, checkpoint: Checkpoint, request: Request) -> str:
     """A name that says what was done: `llama-3.1-8b-ladder-16-32`."""
-    regions = rewire([], request.wiring, checkpoint.shape.num_hidden_layers)
-    named = [region for region in regions if not region.is_dense]
+    named = checkpoint.shape.wiring(request.wiring).rewired_regions
     parts = [_slug(region) for region in named]
     if request.refit and (named or checkpoint.is_rewired):
         parts.append("refit" if request.refit.matrices else "calibrated")

@@ -13,7 +13,7 @@ from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, rea
 from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.rewired_llama import stock_config, wired_config, write_code
 from rewired.checkpoint.safetensors_header import TensorInfo, data_size, read_header
-from rewired.model.wiring import parse_wiring
+from rewired.model.regions import parse_regions
 from rewired.sources import Source
 from rewired.sources.hub import COMPANION_FILES
 
@@ -75,7 +75,7 @@ def write(
 def _refitted(config: Mapping[str, Any]) -> str:
     """The layers whose weights were fitted to what they read."""
     entries = config.get("refit", {}).get("wiring", [])
-    regions = parse_wiring(entries, config["num_hidden_layers"])
+    regions = parse_regions(entries, config["num_hidden_layers"])
     return ", ".join(region.layers for region in regions if not region.is_dense)
 
 
@@ -136,7 +136,7 @@ def new_config(job: Job) -> dict[str, Any]:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": job.request.dtype}
     if job.request.to_llama:
         return stock_config(config)
-    return wired_config(config, job.plan.regions, job.plan.tp_shards)
+    return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)
 
 
 def _json(value: Any) -> str:

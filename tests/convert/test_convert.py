@@ -32,7 +32,7 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     companions = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     code = {"configuration_rewired_llama.py", "modeling_rewired_llama.py"}
     code |= {"collectives.py", "graph_collectives.py", "layer_ranges.py", "residual_stream.py", "sharding.py"}
-    code |= {"tensor_parallel.py", "wiring.py"}
+    code |= {"tensor_parallel.py", "presets.py", "regions.py", "wiring.py"}
     assert names == weights - {"modeling_evil.py"} | companions | code | {"config.json", "README.md"}
     for name in weights - {"modeling_evil.py"} | companions:
         assert (out / name).read_bytes() == (source / name).read_bytes()
@@ -62,7 +62,7 @@ def test_it_loads_as_our_class_and_computes_the_new_wiring(source: Path) -> None
     out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder", "peek": True}])).out
     model = AutoModelForCausalLM.from_pretrained(out)
     assert type(model) is RewiredLlamaForCausalLM
-    wiring = {attn.region.describe() for attn, _ in model.config.module_wirings()}
+    wiring = {attn.region.describe() for attn, _ in model.config.resolved_wiring.layers}
     assert wiring == {"standard", "ladder + peek"}
     assert not torch.allclose(logits(out), logits(source))
 

@@ -24,6 +24,8 @@ CODE = {
     "graph_collectives.py",
     "layer_ranges.py",
     "modeling_rewired_llama.py",
+    "presets.py",
+    "regions.py",
     "residual_stream.py",
     "sharding.py",
     "tensor_parallel.py",

@@ -126,7 +126,7 @@ def test_backward_hides_the_reductions_that_forward_hides(name: str, tmp_path: P
         # and one is for the embedding
         assert backward == forward + 6 + 1
         # a layer whose MLP waits for its attention reduces the attention's output again
-        waiting = sum(mlp.wait and attn.launches for attn, mlp in load(folder).config.module_wirings())
+        waiting = sum(mlp.wait and attn.launches for attn, mlp in load(folder).config.resolved_wiring.layers)
         assert recomputing[1][0] == backward + waiting
 
 

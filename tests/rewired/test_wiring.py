@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.layer_ranges import as_ranges, parse_layers
-from rewired.model.wiring import ModuleWiring, parse_wiring, resolve, wiring_to_json
+from rewired.model.wiring import ModuleWiring, Wiring
 
 from .test_against_reference import regions
 from .tiny import SIZES, rewired_config
@@ -49,14 +49,14 @@ def test_ranges_cover_exactly_the_modules_they_were_made_of(indices: set[int]) -
 
 @given(regions(num_layers=5))
 def test_a_config_keeps_its_wiring_through_json(wiring: list[dict[str, Any]]) -> None:
-    first = parse_wiring(wiring, 5)
-    second = parse_wiring(wiring_to_json(first), 5)
+    first = Wiring.from_json(wiring, 5, 64)
+    second = Wiring.from_json(first.to_json(), 5, 64)
     assert second == first
-    assert sorted(index for region in first for index in region.module_indices) == list(range(10))
+    assert sorted(index for region in first.regions for index in region.module_indices) == list(range(10))
 
 
-def modules(*entries: dict[str, Any], num_layers: int = 4, hidden_size: int = 10) -> list[ModuleWiring]:
-    return resolve(parse_wiring(entries, num_layers), num_layers, hidden_size)
+def modules(*entries: dict[str, Any], num_layers: int = 4, hidden_size: int = 10) -> tuple[ModuleWiring, ...]:
+    return Wiring.from_json(entries, num_layers, hidden_size).modules
 
 
 def reductions(*entries: dict[str, Any]) -> str:

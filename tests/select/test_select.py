@@ -102,7 +102,7 @@ def test_a_mix_waits_for_no_more_than_it_may(exposed: int, dense: Path, text: Pa
     done = select(str(dense), tmp_path / "choice", ask(text, "mix", budget=None, exposed=exposed))
     out = convert(dense, tmp_path / "made", Request(done.candidates[0].wiring)).out
     checkpoint = Checkpoint.open(out)
-    table = LayerTable.of(checkpoint.regions, checkpoint.shape, 4, "float32")
+    table = LayerTable.of(checkpoint.wiring, 4, "float32")
     assert table.total.exposed == done.candidates[0].exposed <= exposed
     price = done.kept.price(NAMES["mix"])
     choices = product((STANDARD, *NAMES["mix"]), repeat=4)

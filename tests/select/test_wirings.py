@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from rewired.convert.traffic import Traffic
-from rewired.model.wiring import parse_wiring, resolve
+from rewired.model.wiring import Wiring
 from rewired.select.choice import STANDARD
 from rewired.select.wirings import WIRINGS, entries, exposed, exposures, last, least_exposed
 
@@ -18,7 +18,7 @@ def test_what_layers_save_adds_up() -> None:
     units, dense = exposures(3, list(WIRINGS)), exposed((STANDARD,) * 3)
     assert dense == 6
     for choice in CHOICES:
-        modules = resolve(parse_wiring(entries(choice), 3), 3, 64)
+        modules = Wiring.from_json(entries(choice), 3, 64).modules
         total = Traffic.of(modules, 8, 2).exposed
         assert dense + sum(units[layer][name] for layer, name in enumerate(choice)) == exposed(choice) == total
 

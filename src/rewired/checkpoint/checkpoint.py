@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rewired.model.wiring import Region, resolve
+from rewired.model.wiring import Wiring
 
-from .llama import DENSE, LlamaShape, source_regions
+from .llama import DENSE, LlamaShape, source_wiring
 from .safetensors_header import TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -27,7 +27,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     shape: LlamaShape
-    regions: list[Region]
+    wiring: Wiring
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -36,7 +36,7 @@ class Checkpoint:
             raise ValueError(f"{folder} holds no config.json: point to a folder with a Hugging Face checkpoint.")
         config = read_json(folder / "config.json")
         shape = LlamaShape.from_config(config)
-        return cls(folder, config, shape, source_regions(config, shape))
+        return cls(folder, config, shape, source_wiring(config, shape))
 
     @property
     def is_rewired(self) -> bool:
@@ -113,7 +113,7 @@ class Checkpoint:
 
     def unexpected(self, found: Iterable[str]) -> list[str]:
         """Tensors that no Llama of this config reads."""
-        known = {*self.shape.tensors(), *gain_names(self.regions, self.shape), "lm_head.weight"}
+        known = {*self.shape.tensors(), *gain_names(self.wiring), "lm_head.weight"}
         return [name for name in found if name not in known and not name.endswith(_IGNORED)]
 
 
@@ -135,12 +135,11 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def gain_names(regions: Iterable[Region], shape: LlamaShape) -> list[str]:
+def gain_names(wiring: Wiring) -> list[str]:
     """The gains that a model of this wiring has: one for each module whose view differs per shard."""
-    modules = resolve(regions, shape.num_hidden_layers, shape.hidden_size)
     return [
         f"model.layers.{index // 2}.{GAIN_SUFFIXES[index % 2]}"
-        for index, module in enumerate(modules)
+        for index, module in enumerate(wiring.modules)
         if module.reads_shards
     ]
 

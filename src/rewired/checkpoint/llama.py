@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.model.layer_ranges import as_ranges
-from rewired.model.wiring import Region, check_shards, complete, make_region, parse_wiring
+from rewired.model.wiring import Wiring, check_shards
 
 _MOST_LAYERS = 10_000  # a broken number must not fill the memory
 DENSE, REWIRED, AUTHORS_LADDER = "llama", "rewired_llama", "llamaLadder"
@@ -66,6 +66,10 @@ class LlamaShape:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         return shapes
 
+    def wiring(self, entries: Any) -> Wiring:
+        """The wiring of this model that `entries` say in their JSON form. Raises ValueError."""
+        return Wiring.from_json(entries, self.num_hidden_layers, self.hidden_size)
+
     def check_shards(self, tp_shards: int) -> None:
         """Raises ValueError naming the size that `tp_shards` does not divide."""
         check_shards(
@@ -108,17 +112,17 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None, most
     return value
 
 
-def source_regions(config: Mapping[str, Any], shape: LlamaShape) -> list[Region]:
+def source_wiring(config: Mapping[str, Any], shape: LlamaShape) -> Wiring:
     """The wiring that a checkpoint already has: dense, ours, or the Ladder paper's authors' own format."""
-    layers = shape.num_hidden_layers
+    entries: Any = []
     if config["model_type"] == REWIRED:
-        return parse_wiring(config.get("wiring"), layers)
-    if config["model_type"] == AUTHORS_LADDER:
-        return complete(_authors_ladder(config.get("ladder_layers"), layers), layers)
-    return complete([], layers)
+        entries = config.get("wiring")
+    elif config["model_type"] == AUTHORS_LADDER:
+        entries = _authors_ladder(config.get("ladder_layers"), shape.num_hidden_layers)
+    return shape.wiring(entries)
 
 
-def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[Region]:
+def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[dict[str, Any]]:
     """`ladder_layers` is an integer n for the last n layers, or the list of layers."""
     if type(ladder_layers) is int and 0 <= ladder_layers <= num_layers:
         spec = f"-{ladder_layers}" if ladder_layers else ""
@@ -130,4 +134,4 @@ def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[Region]:
             f"config.json has ladder_layers {ladder_layers!r}: it must be a number of layers, at most {num_layers}, "
             "or a list of them."
         )
-    return [make_region(spec, "ladder", num_layers)] if spec else []
+    return [{"layers": spec, "preset": "ladder"}] if spec else []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewired import model
-from rewired.model.wiring import Region, wiring_to_json
 
 from .llama import DENSE, REWIRED
 
@@ -22,14 +21,14 @@ AUTO_MAP = {
 _OURS = ("auto_map", "wiring", "tp_shards", "ladder_layers")  # entries that a stock Llama's config does not have
 
 
-def wired_config(config: Mapping[str, Any], regions: Iterable[Region], tp_shards: int) -> dict[str, Any]:
-    """The config of a Llama of `config`, wired as `regions` say."""
+def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]], tp_shards: int) -> dict[str, Any]:
+    """The config of a Llama of `config` with this `wiring`, in its JSON form."""
     return _without_wiring(config) | {
         "model_type": REWIRED,
         "architectures": ["RewiredLlamaForCausalLM"],
         "auto_map": AUTO_MAP,
         "tp_shards": tp_shards,
-        "wiring": wiring_to_json(regions),
+        "wiring": list(wiring),
     }
 
 

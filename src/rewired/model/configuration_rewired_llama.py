@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from .wiring import ModuleWiring, Region, check_shards, parse_wiring, resolve, wiring_to_json
+from .wiring import Wiring, check_shards
 
 
 @strict
@@ -16,7 +16,7 @@ class RewiredLlamaConfig(LlamaConfig):
     Args:
         wiring (`list[dict]`, *optional*):
             Regions of layers and their wiring, e.g. `[{"layers": "16-32", "preset": "ladder", "peek": true}]`; see
-            `wiring.py`. Layers that no entry names are `standard`, and are written out as such.
+            `presets.py`. Layers that no entry names are `standard`, and are written out as such.
         tp_shards (`int`, *optional*, defaults to 1):
             The number of logical tensor-parallel shards r. It is part of the model's function for `desync`,
             `partial` and `peek`, wherever the model runs.
@@ -38,22 +38,17 @@ class RewiredLlamaConfig(LlamaConfig):
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
             intermediate_size=self.intermediate_size,
         )
-        self.wiring = wiring_to_json(self.regions)
-        self.module_wirings()  # raises where two regions do not go together
+        self.wiring = self.resolved_wiring.to_json()
 
     @property
-    def regions(self) -> list[Region]:
-        return parse_wiring(self.wiring, self.num_hidden_layers)
+    def resolved_wiring(self) -> Wiring:
+        """What `wiring` comes to for each module."""
+        return Wiring.from_json(self.wiring, self.num_hidden_layers, self.hidden_size)
 
     @property
     def depends_on_shards(self) -> bool:
         """Whether the model computes something else with another number of logical shards."""
-        return any(module.depends_on_shards for layer in self.module_wirings() for module in layer)
-
-    def module_wirings(self) -> list[tuple[ModuleWiring, ModuleWiring]]:
-        """The attention's and the MLP's wiring of every layer."""
-        modules = resolve(self.regions, self.num_hidden_layers, self.hidden_size)
-        return list(zip(modules[::2], modules[1::2], strict=True))
+        return self.resolved_wiring.depends_on_shards
 
 
 RewiredLlamaConfig.register_for_auto_class()

@@ -165,7 +165,7 @@ class RewiredLlamaModel(RewiredLlamaPreTrainedModel, LlamaModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers = nn.ModuleList(
             RewiredLlamaDecoderLayer(config, layer_idx, attn, mlp)
-            for layer_idx, (attn, mlp) in enumerate(config.module_wirings())
+            for layer_idx, (attn, mlp) in enumerate(config.resolved_wiring.layers)
         )
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewired.checkpoint.llama import LlamaShape
-from rewired.model.wiring import ModuleWiring
+from rewired.model.wiring import Wiring
 
 HELD_OUT = 8  # one window of calibration text in so many only judges
 FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike
@@ -24,23 +23,22 @@ class Cost:
     solves: int  # operations, too: three ridges for each least-squares problem
 
     @classmethod
-    def of(
-        cls, shape: LlamaShape, modules: Sequence[ModuleWiring], tp_shards: int, tokens: int, matrices: bool = True
-    ) -> Cost:
-        """For the rewired ones among `modules`, all of the model's in order; their gains alone if not `matrices`."""
+    def of(cls, shape: LlamaShape, wiring: Wiring, tp_shards: int, tokens: int, matrices: bool = True) -> Cost:
+        """Of fitting the modules that `wiring` rewires; their gains alone if not `matrices`."""
         tokens += tokens // FIRST
         hidden, mlp = shape.hidden_size, shape.intermediate_size
         heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         widest = max(mlp, heads)
         layer = hidden * (2 * heads + 2 * kv_heads + 3 * mlp)
-        rewired = [index for index, module in enumerate(modules) if module.is_rewired]
-        below, region = rewired[0] // 2, rewired[-1] // 2 + 1 - rewired[0] // 2
-        above = len(modules) // 2 - below - region
-        views = tp_shards if any(module.reads_shards for module in modules) else 1
+        rewired = wiring.rewired_layers
+        below, region = rewired[0], rewired[-1] + 1 - rewired[0]
+        above = wiring.num_layers - below - region
+        views = tp_shards if any(module.reads_shards for module in wiring.modules) else 1
 
         # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own
-        own = any(module.reduce != "all" for module in modules) + any(module.keeps_payload for module in modules)
-        streams = (3 + own * tp_shards) * hidden
+        has_local = any(module.reduce != "all" for module in wiring.modules)
+        has_payload = any(module.keeps_payload for module in wiring.modules)
+        streams = (3 + (has_local + has_payload) * tp_shards) * hidden
         judging = max(2 * views * hidden, widest + hidden) // HELD_OUT
         problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
         # three models from the first rewired layer on, one of them on held-out tokens alone, and at last all of them
@@ -49,7 +47,7 @@ class Cost:
         if not matrices:
             held_out = tokens * _FLOAT * 2 * views * hidden // HELD_OUT
             return cls(activations, 2 * layer * _FLOAT + held_out, tokens * forward, 0)
-        fits, solves = _arithmetic(shape, modules, views)
+        fits, solves = _arithmetic(shape, wiring, views)
         return cls(
             activations,
             2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * judging,
@@ -65,11 +63,11 @@ class Cost:
         )
 
 
-def _arithmetic(shape: LlamaShape, modules: Sequence[ModuleWiring], views: int) -> tuple[int, int]:
+def _arithmetic(shape: LlamaShape, wiring: Wiring, views: int) -> tuple[int, int]:
     """Operations of all fits: for each token, in Gram matrices and where neurons are placed; and once, in solves."""
     hidden, mlp, heads = shape.hidden_size, shape.intermediate_size, shape.num_attention_heads * shape.head_dim
     each_token = solves = 0
-    for index, module in enumerate(modules):
+    for index, module in enumerate(wiring.modules):
         if not module.is_rewired:
             continue
         inputs = mlp if index % 2 else heads

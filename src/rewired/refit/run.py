@@ -177,7 +177,7 @@ def model_config(config: Mapping[str, Any]) -> RewiredLlamaConfig:
     try:
         found = RewiredLlamaConfig.from_dict(dict(config))
         with torch.device("meta"):
-            RewiredLlamaDecoderLayer(found, 0, *found.module_wirings()[0])
+            RewiredLlamaDecoderLayer(found, 0, *found.resolved_wiring.layers[0])
     except Exception as error:  # whatever a value of another kind makes of transformers' code
         raise ValueError(f"config.json describes no Llama that can be run ({error!r}).") from None
     return found

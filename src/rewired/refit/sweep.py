@@ -20,7 +20,7 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
-from rewired.model.wiring import ModuleWiring, complete, resolve
+from rewired.model.wiring import ModuleWiring, Wiring
 
 from .fitting import PULL, Batch, Fit, fit_gain, fit_input, fit_output
 from .half import Half
@@ -60,9 +60,8 @@ class Sweep:
         self.tokens = sum(texts.numel() for held_out in (False, True) for texts in calibration.texts(held_out))
         self.seconds = 0.0
         config._attn_implementation = "sdpa"
-        dense = resolve(complete([], config.num_hidden_layers), config.num_hidden_layers, config.hidden_size)
-        self.dense = list(zip(dense[::2], dense[1::2], strict=True))
-        self.own = config.module_wirings()
+        self.dense = Wiring.dense(config.num_hidden_layers, config.hidden_size).layers
+        self.own = config.resolved_wiring.layers
         self.shards = Shards(config.tp_shards, config.tp_shards)
         positions = torch.arange(calibration.windows.shape[1], device=self.device)[None]
         like = torch.empty(1, device=self.device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import sentences
-from rewired.model.wiring import parse_wiring
+from rewired.model.regions import parse_regions
 from rewired.text.documents import MIX
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     console.print(grid)
     grid = Table("", "layers", "waited for\na token", "price", "KL\nconverted", "refitted")
     for each in done.candidates:
-        regions = parse_wiring(each.wiring, len(done.choice))
+        regions = parse_regions(each.wiring, len(done.choice))
         layers = "; ".join(f"{region.describe()} {region.layers}" for region in regions if not region.is_dense)
         grid.add_row(each.name, layers, str(each.exposed), f"{each.price:.4f}", *_kls(each))
     console.print(grid)

@@ -11,7 +11,6 @@ import torch
 
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.model.residual_stream import ResidualStream
-from rewired.model.wiring import parse_wiring
 from rewired.refit.fitting import Batch
 from rewired.refit.run import model_config
 from rewired.refit.shelf import Shelf
@@ -86,8 +85,7 @@ class Scorer:
         return kl
 
     def _sweep(self, entries: Sequence[Mapping[str, Any]]) -> Sweep:
-        regions = parse_wiring(entries, self.layers)
-        config = model_config(wired_config(self.config, regions, self.tp_shards))
+        config = model_config(wired_config(self.config, entries, self.tp_shards))
         return Sweep(config, self.weights, self.calibration, None, self.shelf, gains=False, matrices=True)
 
 

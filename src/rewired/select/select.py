@@ -17,7 +17,6 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import destination
-from rewired.model.wiring import parse_wiring
 from rewired.ranks import choose_device
 from rewired.refit.request import RefitRequest, check_fitting
 from rewired.refit.run import RECIPE, load_text, memory_is_told, refit
@@ -218,9 +217,9 @@ class _Job:
         """After a refit of all its layers, on the tokens that judge."""
         known = self.kept.measured(candidate.wiring)
         if known is None:
-            regions = parse_wiring(candidate.wiring, self.checkpoint.shape.num_hidden_layers)
+            wiring = self.checkpoint.shape.wiring(candidate.wiring).to_json()
             outcome = refit(
-                wired_config(self.checkpoint.config, regions, self.tp_shards),
+                wired_config(self.checkpoint.config, wiring, self.tp_shards),
                 self.checkpoint.folder,
                 self.files,
                 None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rewired.convert.traffic import Traffic
 from rewired.model.layer_ranges import as_ranges
-from rewired.model.wiring import parse_wiring, resolve
+from rewired.model.wiring import Wiring
 
 from .choice import STANDARD, Choice
 
@@ -38,8 +37,7 @@ def entries(choice: Choice) -> list[dict[str, Any]]:
 
 def exposed(choice: Choice) -> int:
     """How many all-reduces a token waits for."""
-    modules = resolve(parse_wiring(entries(choice), len(choice)), len(choice), hidden_size=1)
-    return Traffic.of(modules, tp_shards=1, item_bytes=1).exposed
+    return Wiring.from_json(entries(choice), len(choice), hidden_size=1).exposed
 
 
 def exposures(layers: int, names: Sequence[str]) -> list[dict[str, int]]:
