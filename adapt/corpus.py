@@ -16,7 +16,7 @@ from trl import SFTConfig
 
 from . import data
 from .recipe import Recipe
-from .rows import decode, stamp
+from .rows import decode, place, stamp
 from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder
 
@@ -198,7 +198,7 @@ def _encoded(
 def _encode_row(
     row: Mapping[str, Any], index: int, form: int, name: str, source: data.Source, encoder: Encoder, skips: bool
 ) -> dict[str, Any]:
-    where = f"{name}, row {index + 1}"
+    where = place(row, index, name)
     nothing: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "first": 0}
     try:
         row = decode(row, where)

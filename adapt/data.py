@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +14,10 @@ import datasets
 from datasets import Dataset, IterableDataset
 
 from rewired.text.conversations import Document, read_row
+from rewired.text.rows import ROWS, dataset_errors, is_on_hub
 
 from . import instruct, rows
 
-_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-_NO_TEXT = ("timestamp", "date32", "time32", "time64")  # what datasets makes of JSON's strings, if all are alike
 ROLES = ("system", "user", "assistant")
 
 
@@ -68,19 +66,17 @@ class Source:
 def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
     """The rows of each file, or of the dataset, with its name. Raises ValueError for what cannot be read."""
     path = Path(source.path).expanduser()
-    files = sorted(file for file in path.iterdir() if file.suffix in _READERS) if path.is_dir() else [path]
-    if path.is_dir() and not files:
-        raise ValueError(f"{path} holds no data: {', '.join(_READERS)} files are read.")
     if path.exists():
         _check_local(source)
-        return [(str(file), _read_file(file, streaming)) for file in files]
-    if source.path.count("/") != 1 or source.path.startswith((".", "/", "~")) or path.suffix in _READERS:
+        return [(str(file), rows.read(file, streaming)) for file in _files(path)]
+    if not is_on_hub(source.path):
         mend = "name a file, a folder, or a dataset on the hub (owner/name)."
         if path.suffix == ".jsonl" and path.stem in instruct.SETS:
             mend = f"`rewired data fetch instruct {path.parent}` makes it."
         raise ValueError(f"There is no {source.path}: {mend}")
-    options: dict[str, Any] = {"split": source.split, "streaming": streaming}
-    return [(source.path, _read(source.path, lambda: datasets.load_dataset(source.path, source.name, **options)))]
+    with dataset_errors(source.path):
+        found = datasets.load_dataset(source.path, source.name, split=source.split, streaming=streaming)
+    return [(source.path, found)]
 
 
 def _check_local(source: Source) -> None:
@@ -91,26 +87,16 @@ def _check_local(source: Source) -> None:
         )
 
 
-def _read_file(path: Path, streaming: bool) -> Dataset | IterableDataset:
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise ValueError(f"{path} is no data that is read: {', '.join(_READERS)} files are.")
-    if streaming:
-        return rows.read(path, streaming)
-    with suppress(ValueError):  # where it is broken, a row may be to blame
-        found: Dataset = _read(str(path), lambda: datasets.load_dataset(reader, data_files=str(path), split="train"))
-        if reader != "json" or not any(kind in str(found.features) for kind in _NO_TEXT):
-            return found
-    return rows.read(path, streaming)
-
-
-def _read(name: str, load_rows: Callable[[], Any]) -> Any:
-    try:
-        return load_rows()
-    except Exception as error:  # whatever the hub, the network or a broken file makes of it
-        cause = error.__cause__ or error
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        raise ValueError(f"{name} cannot be read ({reason}).") from None
+def _files(path: Path) -> list[Path]:
+    """The file itself, or all files of rows in the folder. Raises ValueError where there is none."""
+    if not path.is_dir():
+        if path.suffix not in ROWS:
+            raise ValueError(f"{path} is no data that is read: {', '.join(ROWS)} files are.")
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix in ROWS)
+    if not files:
+        raise ValueError(f"{path} holds no data: {', '.join(ROWS)} files are read.")
+    return files
 
 
 def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired.packages import DataSet, Package, unpack
+from rewired.text.packaged import LLAMA_FACTORY
 
 _MOST_OF_A_TASK = 500  # of natural instructions, whose tasks have up to 6,500 each
 _BIG_BENCH = Package(
@@ -18,13 +19,6 @@ _BIG_BENCH = Package(
     "1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
     358,
     "natural instructions (Apache-2.0)",
-    is_sdist=True,
-)
-_LLAMA_FACTORY = Package(
-    "llamafactory==0.9.5",
-    "1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
-    5,
-    "999 rows of Alpaca",
     is_sdist=True,
 )
 _SHAREGPT = Package(
@@ -95,6 +89,6 @@ def sharegpt(path: Path) -> Iterator[dict[str, Any]]:
 _Rows = Callable[[Path], Iterator[dict[str, Any]]]
 SETS: dict[str, tuple[Package, str, _Rows]] = {
     "natural_instructions": (_BIG_BENCH, "/natural_instructions/subtask", _natural_instructions),
-    "alpaca": (_LLAMA_FACTORY, "/data/alpaca_en_demo.json", _alpaca),
+    "alpaca": (LLAMA_FACTORY, "/data/alpaca_en_demo.json", _alpaca),
     "sharegpt": (_SHAREGPT, "data/ShareGPT_V3_unfiltered_cleaned_split.json", sharegpt),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from trl import SFTConfig
 
 from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
-from rewired.text.documents import MIX
+from rewired.text import MIX
 
 from .data import Source
 from .losses import DIVERGENCES

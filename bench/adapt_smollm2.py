@@ -29,7 +29,8 @@ from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
 from rewired.sources import checkpoint_folder
-from rewired.text.documents import MIX, sources
+from rewired.text import MIX
+from rewired.text.documents import sources
 
 REPO = Path(__file__).parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"

@@ -18,7 +18,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import parse_dtype
 from rewired.cli import Command, new_app, sentences
 from rewired.sources import find_source
-from rewired.text.documents import MIX
+from rewired.text import MIX
 
 from .convert import Conversion, convert
 from .options import Presets, refit_request, regions_in, regions_of

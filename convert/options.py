@@ -7,7 +7,7 @@ from typing import Any
 
 from rewired.checkpoint.checkpoint import parse_json
 from rewired.refit.request import RefitRequest, check_fitting
-from rewired.text.documents import MIX
+from rewired.text import MIX
 
 Presets = dict[str, tuple[str | None, dict[str, Any]]]  # of each preset its layers and its own options
 

@@ -11,8 +11,8 @@ import pytest
 from datasets import Dataset
 from pyarrow import parquet
 
-from rewired.adapt import rows
 from rewired.adapt.data import Source
+from rewired.text.rows import Row, read_rows
 
 from .world import conversations, load, texts, write_rows
 
@@ -60,7 +60,7 @@ def test_a_row_that_cannot_be_read_is_named_or_skipped(name: str, streaming: boo
 def test_a_group_of_rows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be larger than memory; what is lost with a part that cannot be read is counted."""
     Dataset.from_list([{"text": str(number)} for number in range(2_500)]).to_parquet(tmp_path / "rows.parquet")
-    whole = [row for row, problem in rows._parquet(tmp_path / "rows.parquet") if not problem]
+    whole = [row.json for row in read_rows(tmp_path / "rows.parquet") if not row.problem]
     assert whole == [json.dumps({"text": str(number)}) for number in range(2_500)]
     iter_batches = parquet.ParquetFile.iter_batches
 
@@ -70,9 +70,9 @@ def test_a_group_of_rows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError("a hole in the file")
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", breaking)
-    found = list(rows._parquet(tmp_path / "rows.parquet"))
-    assert [row for row, _ in found[:1_000]] == whole[:1_000]
-    assert found[1_000:] == [("", "a hole in the file")] * 1_500
+    found = list(read_rows(tmp_path / "rows.parquet"))
+    assert [row.json for row in found[:1_000]] == whole[:1_000]
+    assert found[1_000:] == [Row(number, "", "a hole in the file") for number in range(1_001, 2_501)]
 
 
 def write_broken_parquet(path: Path) -> None:
@@ -113,6 +113,13 @@ def test_a_file_is_read_whatever_it_begins_with(name: str, content: bytes, strea
 def test_a_row_that_is_no_utf8_is_named(streaming: bool, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes('{"text": "a"}\n{"text": "café"}\n'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"rows.jsonl, row 2 cannot be read .*utf-8"):
+        texts(load(str(tmp_path / "rows.jsonl"), streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_a_row_of_json_lines_has_the_number_of_its_line(streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n7\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl, row 4 is no mapping"):
         texts(load(str(tmp_path / "rows.jsonl"), streaming=streaming))
 
 

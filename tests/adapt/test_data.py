@@ -32,6 +32,7 @@ def test_every_shape_of_row_is_read(tmp_path: Path) -> None:
         assert texts(load(str(write_rows(tmp_path / f"{name}.jsonl", [row])))) == [expected], name
     for number, row in enumerate(({"text": "plain"}, {"text": "plain", "messages": [], "instruction": None})):
         assert texts(load(str(write_rows(tmp_path / f"text-{number}.jsonl", [row])))) == ["plain</s>"]
+    assert texts(load(str(write_rows(tmp_path / "strings.jsonl", ["plain"])))) == ["plain</s>"]
     for name in ("messages", "sharegpt", "alpaca"):
         row = shapes[name] | {"system": "Be kind."}
         (told,) = texts(load(str(write_rows(tmp_path / f"system-{name}.jsonl", [row]))))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rewired.convert import RefitRequest, Request, cli, convert
-from rewired.text.documents import MIX
+from rewired.text import MIX
 from tests.convert.checkpoints import run, snapshot
 from tests.evaluate.world import make_dense
 
@@ -66,7 +66,7 @@ BAD = {
     "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
     "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 is no text that is understood"),
     "broken": (["--refit", "broken.json"], "broken.json cannot be read as JSON"),
-    "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2, cannot be read as JSON"),
+    "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2 cannot be read as JSON"),
     "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
     "empty folder": (["--refit", "empty"], "empty holds no text"),
     "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.text.documents import MIX
+from rewired.text import MIX
 
 _MOST_TOKENS = 10**9
 

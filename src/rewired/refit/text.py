@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from rewired.text import MIX
 from rewired.text.conversations import Document
-from rewired.text.documents import MIX, shuffled, sources
+from rewired.text.documents import shuffled, sources
 
 from .cost import FIRST, HELD_OUT
 from .windows import WINDOW, Cutter

@@ -11,7 +11,7 @@ import typer
 
 from rewired.cli import sentences
 from rewired.model.regions import parse_regions
-from rewired.text.documents import MIX
+from rewired.text import MIX
 
 if TYPE_CHECKING:
     from .scores import Score

@@ -24,7 +24,8 @@ from rewired.refit.shelf import Shelf
 from rewired.refit.text import Calibration
 from rewired.refit.weights import Weights, discard
 from rewired.sources import Source, checkpoint_folder, find_source
-from rewired.text.documents import MIX, check
+from rewired.text import MIX
+from rewired.text.documents import check
 
 from .choice import STANDARD, Choice, choose
 from .plots import draw

@@ -1,1 +1,3 @@
-"""Text: documents of any shape that public datasets have, and how they are read."""
+"""Text: rows of any shape that public datasets have, how they are read, and how they become tokens."""
+
+MIX = "mix"  # what users call the packaged prose and chat

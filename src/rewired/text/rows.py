@@ -1,0 +1,136 @@
+"""Rows of a local file, one by one as JSON, and what can go wrong with those of a dataset on the hub.
+
+The reader is tolerant: rows of one file need not have the same keys or types, and of a broken row the others suffer
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROWS = (".json", ".jsonl", ".parquet")  # suffixes of files that hold rows
+TEXTS = (".txt", ".md")  # and of those that hold plain text
+FORMAT = 2  # increase it when the same file gives other rows: what is cached of files is then read anew
+
+_BATCH = 1_000  # rows of a Parquet file, of which a group may be larger than memory
+_BOM = b"\xef\xbb\xbf"
+
+
+class Row(NamedTuple):
+    """One row of a file as JSON, or the `problem` that keeps it from being read."""
+
+    number: int  # from 1: in a list or a Parquet file the place, else the line
+    json: str
+    problem: str = ""
+
+    def parse(self, where: str) -> dict[str, Any]:
+        """Its values by name; a string alone is a text. Raises ValueError, which says `where`, for anything else."""
+        if self.problem:
+            raise ValueError(f"{where} cannot be read ({self.problem}).")
+        value = _parse(self.json, where)
+        if isinstance(value, str):
+            return {"text": value}
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is no mapping of names to values.")
+        return value
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a .parquet file, or of JSON: a list, or a value a line, whichever of the two suffixes it has.
+
+    Raises ValueError for a file that has no rows at all.
+    """
+    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether `name` can only be a dataset on the hub (owner/name), when there is no such file or folder."""
+    is_file_name = Path(name).suffix in ROWS + TEXTS
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not is_file_name
+
+
+@contextmanager
+def dataset_errors(name: str) -> Iterator[None]:
+    """Raises a ValueError of one sentence for anything that goes wrong while dataset `name` is read inside."""
+    try:
+        yield
+    except ImportError:
+        raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
+    except Exception as error:  # whatever the hub, the network or a broken file makes of it
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise ValueError(f"The dataset {name} cannot be loaded ({reason}).") from None
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"").removeprefix(_BOM).strip()
+        file.seek(0)
+        if first.startswith(b"["):
+            yield from _list_rows(path, file.read())
+            return
+        if path.suffix == ".json" and not _is_json(first):  # it may go on in the next line
+            raise ValueError(
+                f"{path} cannot be read as JSON: it is neither a list nor has it a whole value in its first line."
+            )
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _line_row(number, line.removeprefix(_BOM))
+
+
+def _list_rows(path: Path, content: bytes) -> Iterator[Row]:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+    for number, value in enumerate(_parse(text, str(path)), start=1):
+        yield Row(number, json.dumps(value))
+
+
+def _line_row(number: int, line: bytes) -> Row:
+    try:
+        return Row(number, line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Row(number, "", str(error))
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} cannot be read as JSON ({error}).") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    """Of a group that cannot be read to its end, the rest are as many bad rows as the file says that it has."""
+    with dataset_errors(str(path)):  # where there is no pyarrow
+        import pyarrow
+        from pyarrow import parquet
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+    number = 0
+    for group in range(file.num_row_groups):
+        end = number + file.metadata.row_group(group).num_rows
+        try:
+            for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(number, json.dumps(value, default=str))
+        except (pyarrow.ArrowException, OSError) as error:
+            problem = str(error).splitlines()[0]
+            yield from (Row(bad, "", problem) for bad in range(number + 1, end + 1))
+        number = end
