@@ -23,7 +23,7 @@ from .tokens import IGNORED, Encoder
 _JUDGED = 512  # tokens at most, of each row that is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _LOOKED_AT = 1_000  # rows, to tell data from other data
-_FORM = 3  # counts up when the same row gives other tokens: datasets keeps what this code has made
+_FORM = 4  # counts up when the same row gives other tokens: datasets keeps what this code has made
 _FEATURES = Features(  # told, because the first rows may all be left out, and say nothing of the others
     input_ids=List(Value("int32")),
     labels=List(Value("int32")),

@@ -17,9 +17,10 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
+from rewired.text.chat_template import dated
 from rewired.text.conversations import Conversation, Document
+from rewired.text.windows import added_before, tokens_of
 
-DAY = "26 Jul 2024"  # for templates that write a date: the same data gives the same tokens on every day
 IGNORED = -100  # a label that no loss counts
 _PROBES: tuple[Conversation, ...] = (
     [{"role": "user", "content": " a \n"}, {"role": "assistant", "content": " b\n\nc "}],
@@ -43,13 +44,15 @@ class Encoder:
     tokenizer: Any
     template: str | None
     assistant_only: bool  # of conversations; all of a text is learnt
+    begin: tuple[int, ...]  # of a text: a BOS, where the tokenizer adds one
 
     @classmethod
     def of(cls, tokenizer: Any, assistant_only: bool = True) -> Encoder:
         """Raises ValueError where only the assistant is to be learnt, and no training template is known."""
+        begin = tuple(added_before(tokenizer))
         if assistant_only and tokenizer.chat_template:
-            return cls(tokenizer, training_template(tokenizer), True)
-        return cls(tokenizer, tokenizer.chat_template and tokenizer.get_chat_template(), assistant_only)
+            return cls(tokenizer, training_template(tokenizer), True, begin)
+        return cls(tokenizer, tokenizer.chat_template and tokenizer.get_chat_template(), assistant_only, begin)
 
     def encode(self, document: Document, where: str) -> dict[str, list[int]]:
         """`input_ids` and `labels`. Raises ValueError, which says `where`, for what the template does not take."""
@@ -64,10 +67,9 @@ class Encoder:
             with _one_at_a_time:
                 found = self.tokenizer.apply_chat_template(
                     document,
-                    chat_template=self.template,
-                    date_string=DAY,
                     return_dict=True,
                     return_assistant_tokens_mask=self.assistant_only,
+                    **dated(self.template),
                 )
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
@@ -80,10 +82,7 @@ class Encoder:
 
     def _text(self, text: str) -> list[int]:
         """With one BOS, where the tokenizer adds one, and one EOS, whether the text brings its own or not."""
-        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        ids: list[int] = self.tokenizer(text)["input_ids"]
-        if begin is not None and ids[:2] == [begin, begin]:
-            ids = ids[1:]
+        ids, end = [*self.begin, *tokens_of(text, self.tokenizer, self.begin)], self.tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
@@ -129,7 +128,7 @@ def training_template(tokenizer: Any) -> str:
 
 def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:
     try:
-        text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, date_string=DAY)
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, **dated(template))
     except TemplateError:
         return None
     return str(text)

@@ -34,7 +34,7 @@ from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose, rewired_layers
 from rewired.adapt.trainer import AdaptTrainer
 from rewired.convert import Request, convert
-from rewired.refit.text import load
+from rewired.refit.calibration import load
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-adapt.md"
 MODEL = "smollm2-135m"

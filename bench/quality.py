@@ -29,10 +29,10 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate.divergence import Divergence, divergence
 from rewired.refit.run import RECIPE
-from rewired.refit.windows import Cutter
 from rewired.select import wirings as select_wirings
 from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix
+from rewired.text.windows import Cutter
 
 FOLDER = Path(__file__).parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"

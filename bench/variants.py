@@ -16,11 +16,11 @@ import torch
 
 from rewired.model.regions import make_region
 from rewired.refit import fitting, sweep
+from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Errors
 from rewired.refit.half import Half
 from rewired.refit.least_squares import RidgeRegression, Solution
 from rewired.refit.sweep import Sweep
-from rewired.refit.text import Calibration
 from rewired.refit.weights import Finished
 
 Patch = Callable[[], Any]  # makes a context in which something is replaced

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 TOP = (1, 5, 10)
-_LONGEST_TOKEN = 32  # characters, on the average over a text
 _CHUNK = 128  # positions whose float32 distributions are held at once
 
 
@@ -28,33 +27,6 @@ class Divergence:
     kl_standard_error: float | None  # over windows; None where there is one
     kl_p95: float
     agreement: dict[int, float]  # k -> share of the original's k likeliest tokens that are among the other's
-
-
-def windows_of(
-    text: str, tokenizer: Callable[..., dict[str, list[int]]], length: int, tokens: int | None
-) -> torch.Tensor:
-    """The text's tokens, the first `tokens` of them, in windows [W, length]; what is left over is not used.
-
-    Each window starts with a BOS where the tokenizer adds one. Raises ValueError for a text without two tokens.
-    """
-    if tokens is not None:
-        text = text[: _LONGEST_TOKEN * tokens]  # the rest of a long text need not be tokenised
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    bos = _added_before(ids, tokenizer(text)["input_ids"])
-    ids = ids[:tokens]
-    content = min(length - len(bos), len(ids))
-    if content + len(bos) < 2:
-        raise ValueError("The text is too short: it has to have two tokens at least.")
-    count = len(ids) // content
-    return torch.tensor([bos + ids[number * content : (number + 1) * content] for number in range(count)])
-
-
-def _added_before(ids: list[int], with_special_tokens: list[int]) -> list[int]:
-    """A tokenizer may also add an EOS behind, or nothing."""
-    for length in range(len(with_special_tokens) - len(ids) + 1):
-        if with_special_tokens[length : length + len(ids)] == ids:
-            return with_special_tokens[:length]
-    return []
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ import transformers
 from transformers import AutoConfig
 
 import rewired
+from rewired.text.windows import windows_of
 
 from . import alpaca_eval, answers, benchmarks, harness, measure
 from .answers import Earlier, Logs
-from .divergence import Divergence, windows_of
+from .divergence import Divergence
 from .harness import MissingRowsError, Task
 from .measure import Machine, Question
 from .models import Model, check_together, load_tokenizer, open_model

@@ -18,9 +18,10 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from rewired.ranks import run_on_ranks
+from rewired.text.windows import windows_of
 
 from . import answers, harness
-from .divergence import Divergence, divergence, windows_of
+from .divergence import Divergence, divergence
 from .models import Model, load_model, load_tokenizer
 from .suites import Entry
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from datasets import Dataset
 from pyarrow import parquet
 
 from rewired.adapt.data import Source
-from rewired.text.rows import Row, read_rows
 
 from .world import conversations, load, texts, write_rows
 
@@ -55,24 +52,6 @@ def test_a_row_that_cannot_be_read_is_named_or_skipped(name: str, streaming: boo
     found = load(str(path), streaming=streaming, skip_bad=True)
     assert sorted(texts(found)) == ["well</s>", "whole</s>"]
     assert "1 bad rows left out" in [*found.notes, *found.streamed()][0]
-
-
-def test_a_group_of_rows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be larger than memory; what is lost with a part that cannot be read is counted."""
-    Dataset.from_list([{"text": str(number)} for number in range(2_500)]).to_parquet(tmp_path / "rows.parquet")
-    whole = [row.json for row in read_rows(tmp_path / "rows.parquet") if not row.problem]
-    assert whole == [json.dumps({"text": str(number)}) for number in range(2_500)]
-    iter_batches = parquet.ParquetFile.iter_batches
-
-    def breaking(self: parquet.ParquetFile, size: int, **options: Any) -> Iterator[Any]:
-        batches = iter_batches(self, size, **options)
-        yield next(batches)
-        raise OSError("a hole in the file")
-
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", breaking)
-    found = list(read_rows(tmp_path / "rows.parquet"))
-    assert [row.json for row in found[:1_000]] == whole[:1_000]
-    assert found[1_000:] == [Row(number, "", "a hole in the file") for number in range(1_001, 2_501)]
 
 
 def write_broken_parquet(path: Path) -> None:

@@ -13,7 +13,8 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.adapt.tokens import DAY, IGNORED, Encoder, _one_at_a_time, training_template
+from rewired.adapt.tokens import IGNORED, Encoder, _one_at_a_time, training_template
+from rewired.text.chat_template import DAY
 from rewired.text.conversations import Conversation
 from tests.evaluate.world import tokenizer
 
@@ -133,6 +134,15 @@ def test_where_a_tokenizer_has_no_eos_a_text_just_ends() -> None:
     tokens = made(CHATML)
     tokens.eos_token = None
     assert tokens.decode(Encoder.of(tokens).encode("some text", "row 1")["input_ids"]) == "<s>some text"
+
+
+def test_a_template_that_asks_the_clock_writes_the_same_day_always() -> None:
+    """As Llama 3.1's may, by `strftime_now`."""
+    turns = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    tokens = made("{{ strftime_now('%d %b %Y') }}" + turns)
+    found = Encoder.of(tokens).encode(conversation(None, [("a", "b")]), "row 1")
+    assert tokens.decode(found["input_ids"]) == f"{DAY}ab"
+    assert tokens.decode([token for token in found["labels"] if token != IGNORED]) == "ab"
 
 
 def test_a_template_that_marks_turns_itself_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""Divergence against a loop over tokens in float64, and windows of a text against what they have to be."""
+"""Divergence against a loop over tokens in float64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rewired.evaluate.divergence import TOP, Divergence, divergence, windows_of
+from rewired.evaluate.divergence import TOP, Divergence, divergence
 
 BOS, EOS = 1, 2
-TOO_SHORT = "The text is too short: it has to have two tokens at least."
 
 
 def replay(logits: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -191,64 +188,3 @@ def test_no_gradients_are_kept() -> None:
         return logits
 
     assert isinstance(divergence(model, replay(rewired), tokens), Divergence)
-
-
-# windows
-
-
-class Tokenizer:
-    """Its text is numbers and its tokens are these, between what it adds."""
-
-    def __init__(self, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> None:
-        self.before, self.after = [*before], [*after]
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        ids = [int(word) for word in text.split()]
-        return {"input_ids": self.before + ids + self.after if add_special_tokens else ids}
-
-
-TOKENIZERS = {
-    "adds nothing": Tokenizer(),
-    "adds a BOS": Tokenizer((BOS,)),
-    "adds a BOS and an EOS": Tokenizer((BOS,), (EOS,)),
-    "adds an EOS": Tokenizer((), (EOS,)),
-}
-each_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
-
-
-@each_tokenizer
-@given(st.integers(2, 40), st.integers(2, 12), st.none() | st.integers(2, 50))
-def test_windows_are_the_texts_tokens_once_and_in_order(
-    tokenizer: Tokenizer, count: int, length: int, limit: int | None
-) -> None:
-    ids = list(range(100, 100 + count))  # each its own, so that one used twice would show
-    windows = windows_of(" ".join(map(str, ids)), tokenizer, length, limit).tolist()
-    start = tokenizer.before
-    assert all(window[: len(start)] == start for window in windows)
-    content = [window[len(start) :] for window in windows]
-    wanted = ids[:limit]
-    used = [token for window in content for token in window]
-    assert used == wanted[: len(used)]
-    assert {len(window) for window in windows} == {min(length, len(wanted) + len(start))}
-    assert len(wanted) - len(used) < len(content[0]), "all that fills a window is used"
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "text"),
-    [(Tokenizer(), ""), (Tokenizer(), "7"), (Tokenizer((BOS,)), "")],
-    ids=["nothing", "one token", "nothing but the BOS"],
-)
-def test_a_text_that_predicts_no_token_is_refused(tokenizer: Tokenizer, text: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        windows_of(text, tokenizer, 8, None)
-    assert str(refused.value) == TOO_SHORT
-
-
-def test_one_token_after_a_bos_is_a_prediction() -> None:
-    assert windows_of("7", Tokenizer((BOS,)), 8, None).tolist() == [[BOS, 7]]
-
-
-def test_a_window_spans_the_texts_ends_without_wrapping() -> None:
-    windows = windows_of("3 4 5 6 7 8 9", Tokenizer((BOS,)), 4, None)
-    assert windows.tolist() == [[BOS, 3, 4, 5], [BOS, 6, 7, 8]]
-    assert windows.dtype == torch.long

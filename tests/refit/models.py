@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.evaluate.divergence import divergence
-from rewired.refit.text import load
+from rewired.refit.calibration import load
 
 LADDER = [{"layers": "1-4", "preset": "ladder"}]
 PEEK = [{"layers": "1-4", "preset": "ladder", "peek": True}]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.refit.text import load
+from rewired.refit.calibration import load
 from tests.evaluate.world import make_dense
 from tests.refit.models import INDEX, PEEK, kl
 

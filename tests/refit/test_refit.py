@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Conversion, RefitRequest, Request, convert
 from rewired.evaluate.divergence import divergence
+from rewired.refit.calibration import load
 from rewired.refit.fitting import Batch
 from rewired.refit.sweep import Sweep
-from rewired.refit.text import load
 from tests.convert.checkpoints import broken_copy, snapshot
 from tests.evaluate.world import make_dense
 from tests.full_disk import full_disk

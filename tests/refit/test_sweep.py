@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.refit import fitting
+from rewired.refit.calibration import Calibration
 from rewired.refit.shelf import Shelf
 from rewired.refit.sweep import Sweep
-from rewired.refit.text import Calibration
 from rewired.refit.weights import Finished, Weights
 from tests.refit.reference import reference_refit
 from tests.rewired.tiny import WIRINGS, rewired_config, rewired_model

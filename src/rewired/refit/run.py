@@ -21,11 +21,11 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
+from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
 from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
-from .text import Calibration, load
 from .weights import Finished, Weights, discard
 
 RECIPE = 8  # counts up when the same text gives other weights, so that no older run is gone on with

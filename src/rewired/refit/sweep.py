@@ -22,10 +22,10 @@ from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring, Wiring
 
+from .calibration import Calibration
 from .fitting import PULL, Batch, Fit, fit_gain, fit_input, fit_output
 from .half import Half
 from .shelf import Shelf, on_device
-from .text import Calibration
 from .weights import Finished, FinishedLayer, Weights
 
 _BATCH = 4096  # tokens that run together

@@ -11,11 +11,11 @@ import torch
 
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.model.residual_stream import ResidualStream
+from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Batch
 from rewired.refit.run import model_config
 from rewired.refit.shelf import Shelf
 from rewired.refit.sweep import Sweep
-from rewired.refit.text import Calibration
 from rewired.refit.weights import Weights
 
 from .scores import Kept, Score

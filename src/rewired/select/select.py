@@ -18,10 +18,10 @@ from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import destination
 from rewired.ranks import choose_device
+from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest, check_fitting
 from rewired.refit.run import RECIPE, load_text, memory_is_told, refit
 from rewired.refit.shelf import Shelf
-from rewired.refit.text import Calibration
 from rewired.refit.weights import Weights, discard
 from rewired.sources import Source, checkpoint_folder, find_source
 from rewired.text import MIX

@@ -13,9 +13,9 @@ import torch
 from rewired.text import MIX
 from rewired.text.conversations import Document
 from rewired.text.documents import shuffled, sources
+from rewired.text.windows import WINDOW, Cutter
 
 from .cost import FIRST, HELD_OUT
-from .windows import WINDOW, Cutter
 
 _LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rewired.refit.text import Calibration, load
-from rewired.refit.windows import WINDOW
+from rewired.refit.calibration import Calibration, load
 from rewired.text import documents, packaged
+from rewired.text.windows import WINDOW
 from tests.evaluate.world import CHAT, tokenizer
 
 CONVERSATION = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
@@ -54,17 +54,6 @@ def test_rows_of_every_shape_are_read(row: Any, read: str, suffix: str, tmp_path
     else:
         path.write_text(json.dumps(rows) if suffix == "json" else "\n".join(map(json.dumps, rows)))
     assert (read * 200).startswith(read_back(load(str(path), tokenizer(), 1024)))
-
-
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["", "CRLF"])
-def test_json_is_read_line_by_line_or_as_a_list_whatever_its_suffix(name: str, end: str, tmp_path: Path) -> None:
-    """As it is when it is trained on."""
-    rows = [{"text": f"{number:03d}"} for number in range(5)]
-    for content in (json.dumps(rows, indent=1), end.join(map(json.dumps, rows))):
-        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
-        (found,) = documents.sources(str(tmp_path / name))
-        assert sorted(map(str, found)) == ["000", "001", "002", "003", "004"]
 
 
 def test_a_tokenizer_without_a_template_reads_the_turns(tmp_path: Path) -> None:
