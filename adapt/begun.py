@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from .recipe import Stage
+from .recipe.keys import Stage
 
 _FILE = "recipe.json"
 _START = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # what a start is made by

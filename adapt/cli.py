@@ -47,7 +47,7 @@ def _adapt(
     ```
     """
     with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):
-        from .recipe_file import read
+        from .recipe.reading import read
 
         stages = read(recipe, context.args)
         from .start import original_of

@@ -15,7 +15,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from trl import SFTConfig
 
 from . import data
-from .recipe import Recipe
+from .recipe.keys import Recipe
 from .rows import decode, place, stamp
 from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder

@@ -17,7 +17,8 @@ from rewired.sources import find_source
 
 from . import begun
 from .inputs import inputs
-from .recipe import LORA, Recipe, Stage
+from .recipe.choices import LORA
+from .recipe.keys import Recipe, Stage
 from .start import changed_before
 from .steps import Steps
 from .trainable import first_changed, rewired_layers

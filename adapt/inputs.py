@@ -13,7 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from . import corpus, liger
-from .recipe import Stage
+from .recipe.keys import Stage
 from .start import outline
 from .steps import Steps
 from .tokens import check_padding, set_chat_template

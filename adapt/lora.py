@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
-from .recipe import Recipe
+from .recipe.keys import Recipe
 from .trainable import rewired_layers
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, log_softmax
 
+from .recipe.choices import DIVERGENCES
+
 _CHUNK_BYTES = 1 << 28  # of one float32 tensor of logits
 
 # of log-probabilities [n, V] of teacher and student: itself [n], and its gradient by the student's logits [n, V]
@@ -40,7 +42,8 @@ def jsd(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, tor
     return ((teacher.exp() * (teacher - mean)).sum(-1) + of_student) / 2, gradient.div_(2)
 
 
-DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
+_DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
+assert tuple(_DIVERGENCES) == DIVERGENCES, "a recipe may choose any of them"
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _of_chunk(
     if loss.kd and wanted is not None:
         t = loss.temperature
         student = log_probs if t == 1 else log_softmax(logits / t, -1)
-        divergences, slope = DIVERGENCES[loss.divergence](log_softmax(wanted if t == 1 else wanted / t, -1), student)
+        divergences, slope = _DIVERGENCES[loss.divergence](log_softmax(wanted if t == 1 else wanted / t, -1), student)
         kd = t * t * divergences.sum()
         gradient.add_(slope, alpha=loss.kd * t)
     return gradient, torch.stack([loss.ce * ce + loss.kd * kd, ce, kd])

@@ -21,7 +21,7 @@ from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
 from .plots import curves
-from .recipe import Stage
+from .recipe.keys import Stage
 from .start import RECORD, Start
 from .trainable import changed_after
 

@@ -21,7 +21,8 @@ from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
 
 from .lora import add_lora
-from .recipe import LORA, Recipe
+from .recipe.choices import LORA
+from .recipe.keys import Recipe
 from .trainable import changed_after, choose, rewired_layers
 
 RECORD = "adapted"  # the config's key for what a training leaves

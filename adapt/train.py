@@ -28,7 +28,9 @@ from .distillation import add_losses
 from .inputs import Inputs, inputs
 from .lora import add_lora
 from .losses import TokenLoss
-from .recipe import LORA, NO_REFIT, Recipe, Stage
+from .recipe import checks
+from .recipe.choices import LORA
+from .recipe.keys import NO_REFIT, Recipe, Stage
 from .save import save
 from .sharded_trainer import ShardedTrainer
 from .start import Start, prepare
@@ -48,7 +50,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     begun.check_free(out, resume)
     for stage in stages:
-        _check_devices(stage, state.num_processes)
+        checks.check_devices(stage, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
     folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
     made = [*(folder / "final" for folder in folders[:-1]), out / "final"]
@@ -76,24 +78,6 @@ def is_first_rank() -> bool:
 def _following(stage: Stage, made: Path) -> Stage:
     """`stage`, on what the one before it made; weights that were trained stay what they are."""
     return replace(stage, recipe=replace(stage.recipe, model=str(made), refit=NO_REFIT[0]))
-
-
-def _check_devices(stage: Stage, ranks: int) -> None:
-    """Raise ValueError where the ranks that the recipe splits the model over are not those that were launched, or not
-    of a kind that trains so."""
-    recipe, gpus = stage.recipe, stage.config.n_gpu
-    if gpus > 1:
-        raise ValueError(
-            f"One process sees {gpus} GPUs: launch one for each, by torchrun --nproc-per-node {gpus} -m rewired.adapt "
-            "RECIPE, or let it see a single one by CUDA_VISIBLE_DEVICES=0."
-        )
-    if recipe.tp_size > 1 and stage.config.device.type == "cpu":
-        raise ValueError("tp_size needs GPUs, since accelerate lets no CPUs share a layer: leave it out here.")
-    if recipe.is_sharded and recipe.ranks != ranks:
-        raise ValueError(
-            f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
-            f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
-        )
 
 
 def _run(stage: Stage, folder: Path, made: Path, given: Inputs, on_layer: Callable[..., None]) -> None:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-
-def _everything(name: str, rewired: tuple[str, ...]) -> bool:
-    return True
-
-
-def _in_rewired_layers(name: str, rewired: tuple[str, ...]) -> bool:
-    return name.startswith(rewired)
-
-
-def _norms_and_gains(name: str, rewired: tuple[str, ...]) -> bool:
-    return name.startswith(rewired) and name.endswith(("norm.weight", "gain.weight"))
-
-
-CHOICES: dict[str, Callable[[str, tuple[str, ...]], bool]] = {
-    "all": _everything,
-    "rewired": _in_rewired_layers,
-    "norms_and_gains": _norms_and_gains,
-}
+from .recipe.choices import CHOICES
 
 
 def rewired_layers(config: Any) -> list[int]:

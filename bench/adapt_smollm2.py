@@ -24,7 +24,7 @@ from quality import FILES, KINDS, MODEL, WIRINGS, compare, held_out, told
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from rewired.adapt.recipe_file import read
+from rewired.adapt.recipe.reading import read
 from rewired.adapt.start import RECORD
 from rewired.adapt.train import adapt
 from rewired.convert import Request, convert

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from accelerate.parallelism_config import ParallelismConfig
 
-from rewired.adapt import train
 from rewired.adapt.cli import main
+from rewired.adapt.recipe import checks
 
 if __name__ == "__main__":
-    for owner, check in ((ParallelismConfig, "_validate_accelerator"), (train, "_check_devices")):
+    for owner, check in ((ParallelismConfig, "_validate_accelerator"), (checks, "check_devices")):
         setattr(owner, check, lambda *_: None)
     main()

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from pyarrow import parquet
 
-from rewired.adapt.data import Source
+from rewired.adapt.recipe.source import Source
 
 from .world import conversations, load, texts, write_rows
 

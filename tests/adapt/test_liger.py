@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rewired.adapt import liger, losses
-from rewired.adapt.losses import DIVERGENCES, TokenLoss
+from rewired.adapt.losses import TokenLoss
+from rewired.adapt.recipe.choices import DIVERGENCES
 
 from .world import logged, train
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.distillation import add_losses
 from rewired.adapt.losses import TokenLoss
-from rewired.adapt.recipe import Recipe
+from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import original_of, outline, prepare
 from rewired.adapt.teacher import beside
 from rewired.adapt.trainable import choose, rewired_layers

@@ -1,4 +1,4 @@
-"""What `adapt` is asked for, beside what TRL's SFTConfig says: the keys of a recipe that are ours."""
+"""The keys of a recipe that are ours, beside those of TRL's SFTConfig."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from trl import SFTConfig
 from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 from rewired.text import MIX
 
-from .data import Source
-from .losses import DIVERGENCES
-from .trainable import CHOICES
+from .choices import CHOICES, DIVERGENCES, LORA
+from .source import Source
 
-LORA = "lora"
 NO_REFIT = ("none", "false", "no")
-_LEAST = {"held_out": 0} | dict.fromkeys(
+_MINIMA = {"held_out": 0} | dict.fromkeys(
     ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
 )
 _PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
@@ -27,7 +25,7 @@ _PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 
 @dataclass
 class Recipe:
-    """What `adapt` adds to TRL's SFTConfig."""
+    """The keys that `adapt` adds to TRL's SFTConfig. Raises ValueError for values that make no sense."""
 
     model: str = field(
         default="", metadata={"help": "A checkpoint: a folder, a hub id, or a short name; dense or rewired."}
@@ -49,7 +47,7 @@ class Recipe:
     )
     streaming: bool = field(default=False, metadata={"help": "Read datasets while training, not before."})
     skip_bad: bool = field(default=False, metadata={"help": "Leave rows out that are no good, and count them."})
-    held_out: int = field(default=16, metadata={"help": "The first rows, which are never trained on, and judge."})
+    held_out: int = field(default=16, metadata={"help": "The first rows, which are never trained on, but measured on."})
     train: str = field(default="all", metadata={"help": "Which parameters.", "choices": [*CHOICES, LORA]})
     lora_r: int = field(default=16, metadata={"help": "The rank of LoRA."})
     lora_alpha: int = field(default=32, metadata={"help": "The scale of LoRA, over its rank."})
@@ -75,37 +73,12 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
-        if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
-            self.lora_target_modules = [self.lora_target_modules]
-        for name in self.lora_target_modules or ():
-            if name not in _PROJECTIONS:
-                near = difflib.get_close_matches(str(name), _PROJECTIONS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_PROJECTIONS)}."
-                raise ValueError(f"lora_target_modules has '{name}', which is no projection of a layer: {hint}")
+        self._check_lora_targets()
         if not self.datasets:
             raise ValueError("The recipe names no datasets: give a list of paths.")
-        for one in dataclasses.fields(self):  # argparse looks at flags only, and not at what a file says
-            choices, value = one.metadata.get("choices"), getattr(self, one.name)
-            if choices and value not in choices:
-                raise ValueError(f"{one.name} is '{value}': choose {', '.join(choices)}.")
-        for name in ("ce_weight", "kd_weight", "hidden_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
-        if not (self.align or self.ce_weight + self.kd_weight + self.hidden_weight):
-            raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}: give one above 0.")
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more.")
-        if self.align and self.train == "all":
-            raise ValueError(
-                "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
-            )
-        if self.align and self.tp_size > 1:
-            raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
-        if self.train == LORA and self.is_sharded:
-            raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
+        self._check_choices()
+        self._check_numbers()
+        self._check_combinations()
         if not isinstance(self.wiring, list | None):
             raise ValueError(f"wiring is {self.wiring!r}: give a list of {{layers: 16-32, preset: ladder}}.")
         _ = self.mix  # raises for entries that make no sense
@@ -117,12 +90,12 @@ class Recipe:
 
     @property
     def ranks(self) -> int:
-        """That it is split over."""
+        """The number of ranks that the model is split or replicated over."""
         return self.fsdp_size * self.dp_replicate_size * self.tp_size
 
     @property
     def refit_text(self) -> str | None:
-        """What to refit on after rewiring; where it distills, the packaged mix by default."""
+        """The text to refit on after rewiring; for a recipe that distills, the packaged mix by default."""
         text = self.refit or (MIX if self.distills else NO_REFIT[0])
         return None if text.lower() in NO_REFIT else text
 
@@ -133,7 +106,7 @@ class Recipe:
 
     @property
     def losses(self) -> list[str]:
-        """The names of those that are measured where it distills; cross-entropy always is, unless layers align."""
+        """The names of the losses that are logged in a distillation: cross-entropy always, unless layers align."""
         if self.align:
             return ["hidden"]
         if not self.distills:
@@ -143,8 +116,46 @@ class Recipe:
 
     @property
     def mix(self) -> list[Source]:
+        """The entries of `datasets`."""
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
         return [Source.from_recipe(entry) for entry in entries]
+
+    def _check_lora_targets(self) -> None:
+        if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
+            self.lora_target_modules = [self.lora_target_modules]
+        for name in self.lora_target_modules or ():
+            if name not in _PROJECTIONS:
+                near = difflib.get_close_matches(str(name), _PROJECTIONS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_PROJECTIONS)}."
+                raise ValueError(f"lora_target_modules has '{name}', which is no projection of a layer: {hint}")
+
+    def _check_choices(self) -> None:
+        for key in dataclasses.fields(self):  # argparse checks the command line only, and not a file's values
+            choices, value = key.metadata.get("choices"), getattr(self, key.name)
+            if choices and value not in choices:
+                raise ValueError(f"{key.name} is '{value}': choose {', '.join(choices)}.")
+
+    def _check_numbers(self) -> None:
+        for name in ("ce_weight", "kd_weight", "hidden_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
+        if not (self.align or self.ce_weight + self.kd_weight + self.hidden_weight):
+            raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}: give one above 0.")
+        for name, minimum in _MINIMA.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {minimum} or more.")
+
+    def _check_combinations(self) -> None:
+        if self.align and self.train == "all":
+            raise ValueError(
+                "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
+            )
+        if self.align and self.tp_size > 1:
+            raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
+        if self.train == LORA and self.is_sharded:
+            raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
 
 
 @dataclass(frozen=True)
@@ -153,4 +164,4 @@ class Stage:
 
     recipe: Recipe
     config: SFTConfig
-    given: dict[str, Any]  # what the file and the command line say; the rest is default
+    given: dict[str, Any]  # the keys in the file and on the command line; all others have their defaults

@@ -1,4 +1,4 @@
-"""Recipes in files: YAML whose keys are TRL's and transformers' own names, and those of `Recipe`."""
+"""Recipes read from files: YAML with the keys of TRL's SFTConfig and of `Recipe`, and values put over them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
-from . import feasible, refused
-from .recipe import NO_REFIT, Recipe, Stage
+from . import checks
+from .keys import NO_REFIT, Recipe, Stage
+from .unsupported import UNSUPPORTED
 
-_STAGED = "stages"  # a list of what each stage changes of the recipe
-_IN_YAML = ("wiring", "datasets")  # keys whose values are written in YAML on the command line too
+_STAGES = "stages"  # a list of what each stage changes of the recipe
 _EXTENDS = "extends"  # another recipe, from which this one inherits
+_YAML_KEYS = ("wiring", "datasets")  # whose values are YAML on the command line, too
 # transformers' older names, which it reads only where the new one is not given
 _NEW_NAMES = {
     "gradient_checkpointing": "activation_checkpointing",
@@ -30,39 +31,39 @@ _NEW_NAMES = {
 
 
 def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
-    """The stages of the recipe in `path`, with `--key value` from the command line put over it.
+    """The stages of the recipe in `path`, with `--key value` from the command line in place of its values.
 
     Raises ValueError for a file that is no recipe, for unknown keys, and for values that make no sense.
     """
-    refused.check_launch()
+    checks.check_launcher()
     content = _read(path, ())
-    stages = content.pop(_STAGED, None) or [{}]
+    stages = content.pop(_STAGES, None) or [{}]
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise ValueError(f"{path}: `stages` is a list of what each stage changes.")
     for key in ("output_dir", "model"):
         if any(key in stage for stage in stages):
             raise ValueError(f"{path}: all stages have one {key}: name it beside `stages`.")
     overrides = [_with_new_name(part) for part in overrides]
-    found = [_parse(path, content | _with_new_names(stage), overrides) for stage in stages]
+    parsed = [_parse(path, content | _with_new_names(stage), overrides) for stage in stages]
     if any(stage.get("refit") not in (None, False, *NO_REFIT) for stage in stages[1:]):
         raise ValueError(f"{path}: a refit fits the original's weights, which only the first stage has.")
-    first = found[0].recipe
+    first = parsed[0].recipe
     if first.wiring is None and first.refit and first.refit_text:
         raise ValueError(f"{path}: a refit is for a model that is rewired first: give a wiring, or refit: none.")
-    if all(stage.recipe.wiring is None and stage.recipe.tp_shards for stage in found):
+    if all(stage.recipe.wiring is None and stage.recipe.tp_shards for stage in parsed):
         raise ValueError(f"{path}: tp_shards is for a model that is rewired first: give a wiring, too.")
-    return found
+    return parsed
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """A recipe's keys, after those of the one that it extends."""
+    """The keys of the recipe in `path`, over those of the one that it extends; `seen` are those that extend it."""
     if path.resolve() in seen:
         raise ValueError(f"{path} extends itself.")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        beside = [one.name for one in path.parent.glob("*.yaml")]
-        near = difflib.get_close_matches(path.name, beside, 1)
+        recipes = [recipe.name for recipe in path.parent.glob("*.yaml")]
+        near = difflib.get_close_matches(path.name, recipes, 1)
         raise ValueError(f"There is no recipe {path}" + (f": did you mean {near[0]}?" if near else ".")) from None
     except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
@@ -79,26 +80,48 @@ def _with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_new_name(part: str) -> str:
-    """Of a command line: `--key`, `--key=value`, or a value."""
+    """One argument of a command line (`--key`, `--key=value`, or a value), with the key's new name."""
     flag, equals, value = part.partition("=")
     name = _NEW_NAMES.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
     return f"--{name}{equals}{value}" if name else part
 
 
 def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> Stage:
+    """One stage, from the keys of the file and the arguments of the command line."""
+    flags = [flag.lstrip("-").split("=")[0].replace("-", "_") for flag in overrides if flag.startswith("--")]
+    keys = [*content, *flags]
+    _check_keys(path, keys)
     parser = _Parser([Recipe, SFTConfig], prog="adapt")  # type: ignore[list-item]
     for action in parser._actions:
-        if action.dest in _IN_YAML:
+        if action.dest in _YAML_KEYS:
             action.type, action.nargs = _from_yaml, None
-    given = [flag.lstrip("-").split("=")[0].replace("-", "_") for flag in overrides if flag.startswith("--")]
-    for key in [*content, *given]:
+    written = {key: _typed(path, key, value) for key, value in content.items()}
+    parser.set_defaults_with_config(**_defaults(path) | written)
+    try:
+        recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error.doc} is no JSON.") from None
+    except (TypeError, argparse.ArgumentError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    _check_data(path, recipe, config)
+    checks.check(config, recipe)
+    values = {key: getattr(recipe if hasattr(recipe, key) else config, key) for key in keys}
+    return Stage(recipe, config, {key: _plain(value, content.get(key)) for key, value in values.items()})
+
+
+def _check_keys(path: Path, keys: Sequence[str]) -> None:
+    for key in keys:
         if key not in _types():
             near = difflib.get_close_matches(str(key), _types(), 1)
             raise ValueError(
                 f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
             )
-        if key in refused.NEVER:
-            raise ValueError(f"{path}: '{key}' is not for adapt: {refused.NEVER[key]}.")
+        if key in UNSUPPORTED:
+            raise ValueError(f"{path}: '{key}' is not for adapt: {UNSUPPORTED[key]}.")
+
+
+def _defaults(path: Path) -> dict[str, Any]:
+    """Defaults of `adapt` that are not SFTConfig's."""
     defaults: dict[str, Any] = {
         "output_dir": f"out/{path.stem}",
         "assistant_only_loss": True,
@@ -108,13 +131,10 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     }
     if not torch.cuda.is_available():
         defaults |= {"use_cpu": True, "bf16": False}
-    parser.set_defaults_with_config(**defaults | {key: _typed(path, key, value) for key, value in content.items()})
-    try:
-        recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: {error.doc} is no JSON.") from None
-    except (TypeError, argparse.ArgumentError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    return defaults
+
+
+def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
     if recipe.streaming and config.max_steps < 1:
         raise ValueError(f"{path}: nobody knows how long a stream is: give max_steps.")
     if recipe.streaming and config.dataloader_num_workers:
@@ -123,32 +143,30 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         )
     if config.eval_steps and not recipe.held_out:
         raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
-    feasible.check(config, recipe)
-    read_as = {name: getattr(recipe if hasattr(recipe, name) else config, name) for name in [*content, *given]}
-    return Stage(recipe, config, {name: _plain(value, content.get(name)) for name, value in read_as.items()})
 
 
 def _plain(value: Any, written: Any) -> Any:
-    """As YAML and JSON have it; SFTConfig makes objects of some mappings, which then stay as they were `written`."""
+    """A value as YAML and JSON can hold it; of some mappings SFTConfig makes objects, for which the recipe keeps what
+    was `written`."""
     value = getattr(value, "value", value)
     return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
 
 
 def _typed(path: Path, key: str, value: Any) -> Any:
-    """A value of a file, in its key's type; argparse sees to strings. Raises ValueError for one of another type."""
+    """A value from a file, in its key's type; strings are left to argparse. Raises ValueError for another type."""
     expected = _types()[key]
-    if key == "refit" and value is False:  # YAML's no
+    if key == "refit" and value is False:  # a bare `no` or `false` in YAML
         return "none"
-    if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as one
+    if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as a string
         with suppress(ValueError):
             return float(value)
-    if isinstance(value, str) or key in _IN_YAML:
+    if isinstance(value, str) or key in _YAML_KEYS:
         return value
-    numbers = (value, float(value)) if isinstance(value, int) and not isinstance(value, bool) else (value,)
-    for one in numbers:
+    candidates = (value, float(value)) if isinstance(value, int) and not isinstance(value, bool) else (value,)
+    for candidate in candidates:
         with suppress(TypeError):
-            type_validator(key, one, expected)
-            return one
+            type_validator(key, candidate, expected)
+            return candidate
     wanted = expected.__name__ if isinstance(expected, type) else str(expected)
     raise ValueError(f"{path}: {key} is {value!r}, and is to be of type {wanted}.")
 
@@ -166,7 +184,7 @@ def _from_yaml(text: str) -> Any:
 
 
 class _Parser(TrlParser):
-    """TrlParser, which says what is wrong instead of ending the program."""
+    """TrlParser that raises ValueError instead of ending the program."""
 
     def error(self, message: str) -> Any:
         raise ValueError(f"{message[0].upper()}{message[1:].rstrip('.')}.")

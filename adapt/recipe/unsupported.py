@@ -1,16 +1,14 @@
-"""Keys that are TRL's or transformers', and that `adapt` would not honour: refused, each with why."""
+"""Keys of TRL's and transformers' that `adapt` does not honour and therefore refuses, each with the reason."""
 
 from __future__ import annotations
 
-import os
-
-_ONE_WAY_TO_SHARD = "models are sharded by fsdp_size, dp_replicate_size and tp_size"
+ONE_WAY_TO_SHARD = "models are sharded by fsdp_size, dp_replicate_size and tp_size"
 _OWN_DATA = "rows are read by their form, as docs/adapt.md says"
 _MEASURES = "there is no evaluation loss: eval_steps alone measures the divergence from the original"
 _NO_HUB = "what is to be uploaded is the folder `final`, when it is there"
 
-NEVER: dict[str, str] = {
-    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), _ONE_WAY_TO_SHARD),
+UNSUPPORTED: dict[str, str] = {
+    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), ONE_WAY_TO_SHARD),
     **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), _OWN_DATA),
     **dict.fromkeys(
         (
@@ -64,13 +62,3 @@ NEVER: dict[str, str] = {
     "trust_remote_code": "a rewired model's code is installed, and nothing fetched is run",
     "use_cache": "nothing is cached where it trains",
 }
-
-
-def check_launch() -> None:
-    """Raise ValueError where `accelerate launch` was told to shard the model: the original would be left out of it."""
-    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_PARALLELISM_CONFIG"):
-        if os.environ.get(name, "false").lower() == "true":
-            raise ValueError(
-                f"accelerate's config shards the model ({name}), and {_ONE_WAY_TO_SHARD}: launch with one of "
-                "recipes/accelerate, and give these."
-            )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rewired.adapt.recipe_file import read
+from rewired.adapt.recipe.reading import read
 
 LEAST: dict[str, Any] = {"model": "some/model", "datasets": ["some/data"]}
 
@@ -220,7 +220,7 @@ def test_lists_are_written_in_yaml_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
+    "path", sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_every_recipe_that_is_shipped_is_read(path: Path) -> None:
     for stage in read(path, ["--bf16", "false"]):

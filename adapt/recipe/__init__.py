@@ -1,0 +1,1 @@
+"""Recipes: their keys (`keys`), reading them from files (`reading`), and what is refused early (`checks`)."""

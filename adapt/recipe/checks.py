@@ -1,0 +1,132 @@
+"""Checks of what a recipe asks of TRL, transformers and the launcher, made before hours of a refit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from transformers import Trainer, get_scheduler
+from trl import SFTConfig
+
+from .keys import Recipe, Stage
+from .unsupported import ONE_WAY_TO_SHARD
+
+_COUNTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "pad_to_multiple_of",
+    "eval_steps",
+    "num_train_epochs",
+)
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def check(config: SFTConfig, recipe: Recipe) -> None:
+    """Raise ValueError for what cannot be run here, or would spoil the losses against the original."""
+    _check_numbers(config)
+    if config.packing and config.max_length is None:
+        raise ValueError("packing fills rows of max_length tokens: give one.")
+    if config.train_sampling_strategy not in ("random", "sequential"):
+        raise ValueError(
+            f"train_sampling_strategy is '{config.train_sampling_strategy}', whose order --resume does not find again: "
+            "give random or sequential; packing saves the padding, too."
+        )
+    if config.save_strategy == "best":
+        raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
+    if config.activation_offloading and not torch.cuda.is_available():
+        raise ValueError("activation_offloading is from a GPU to its host, and here is none: leave it out.")
+    _check_mappings(config)
+    _check_optimizer(config)
+    has_token_loss = recipe.distills and not recipe.align and (recipe.ce_weight or recipe.kd_weight)
+    if config.use_liger_kernel and not has_token_loss:
+        raise ValueError(
+            "use_liger_kernel takes cross-entropy and divergence where the original teaches, and here are none: "
+            "leave it out."
+        )
+    if recipe.distills:
+        _check_losses(config)
+
+
+def check_launcher() -> None:
+    """Raise ValueError if `accelerate launch` was told to shard the model: the original would be left out of it."""
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        if os.environ.get(name, "false").lower() == "true":
+            raise ValueError(
+                f"accelerate's config shards the model ({name}), and {ONE_WAY_TO_SHARD}: launch with one of "
+                "recipes/accelerate, and give these."
+            )
+
+
+def check_devices(stage: Stage, ranks: int) -> None:
+    """Raise ValueError if `stage` cannot be trained on the devices of this process, or on as many `ranks` as were
+    launched."""
+    recipe, gpus = stage.recipe, stage.config.n_gpu
+    if gpus > 1:
+        raise ValueError(
+            f"One process sees {gpus} GPUs: launch one for each, by torchrun --nproc-per-node {gpus} -m rewired.adapt "
+            "RECIPE, or let it see a single one by CUDA_VISIBLE_DEVICES=0."
+        )
+    if recipe.tp_size > 1 and stage.config.device.type == "cpu":
+        raise ValueError("tp_size needs GPUs, since accelerate lets no CPUs share a layer: leave it out here.")
+    if recipe.is_sharded and recipe.ranks != ranks:
+        raise ValueError(
+            f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
+            f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
+        )
+
+
+def _check_numbers(config: SFTConfig) -> None:
+    for name in _COUNTS:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < 2**31:
+            raise ValueError(f"{name} is {value}: give one above 0 and below 2**31.")
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}: give one from 0 to 2**32 - 1.")
+    if config.eval_steps and config.eval_steps < 1:
+        raise ValueError(f"eval_steps is {config.eval_steps}: give a number of whole steps.")
+
+
+def _check_mappings(config: SFTConfig) -> None:
+    for name in ("model_init_kwargs", "lr_scheduler_kwargs", "activation_checkpointing_kwargs"):
+        if isinstance(getattr(config, name), str):
+            raise ValueError(f"{name} is '{getattr(config, name)}': give a mapping.")
+    options: Any = config.activation_checkpointing_kwargs or {}
+    if options.get("use_reentrant"):
+        raise ValueError("use_reentrant: what a rewired layer passes on is no single tensor, so leave it out.")
+    _check_dtype(config.model_init_kwargs or {})
+
+
+def _check_dtype(options: Any) -> None:
+    if "torch_dtype" in options:
+        raise ValueError("model_init_kwargs: torch_dtype is called dtype now.")
+    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ValueError(f"model_init_kwargs: dtype is '{dtype}': choose {', '.join(_DTYPES)}.")
+
+
+def _check_optimizer(config: SFTConfig) -> None:
+    """Try to make the optimizer and the scheduler, for a parameter that is not trained."""
+    name = "optim"
+    try:
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config)
+        optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **options)
+        name = "lr_scheduler_type"
+        steps = {"num_warmup_steps": 1, "num_training_steps": 2}
+        scheduler_options: Any = config.lr_scheduler_kwargs
+        get_scheduler(config.lr_scheduler_type, optimizer, **steps, scheduler_specific_kwargs=scheduler_options)
+    except (ImportError, TypeError, ValueError) as error:
+        value = getattr(getattr(config, name), "value", None)
+        raise ValueError(f"{name} is '{value}': {str(error).strip().splitlines()[0]}") from None
+
+
+def _check_losses(config: SFTConfig) -> None:
+    if config.loss_type != "nll":
+        raise ValueError(
+            f"loss_type is '{config.loss_type}', and the losses against the original are not: leave it out."
+        )
+    if config.label_smoothing_factor:
+        raise ValueError("label_smoothing_factor is no part of the losses against the original: leave it out.")
+    if config.neftune_noise_alpha:
+        raise ValueError("neftune_noise_alpha: the original would read the noise, too: leave it out.")
