@@ -1,4 +1,4 @@
-"""The model card of a trained model: its start's, and what the training did."""
+"""The model card of a trained model: its start's card, and a section on the training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from rewired.convert.card import card_of_trained
 
-_ROUNDED = 4
+_DIGITS = 4
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 
@@ -26,8 +26,8 @@ def card(
 ) -> str:
     """README.md of the model `name`, trained from the checkpoint in `start`; `given` are the recipe's keys.
 
-    `earlier` is the model that was trained before, and rewired to be `start`, if one was; `original` is of what all of
-    them were made, None where only the start's own card knows.
+    `earlier` is the trained model that `start` was rewired from, if any; `original` is the name of the original,
+    None if only the start's own card knows it.
     """
     before = card_of_trained(_read(start), name, original)
     if earlier is not None and earlier != start:
@@ -48,9 +48,9 @@ def card(
 
 
 def _trainings(text: str) -> str:
-    """What a card says of them, which stands at its end."""
-    found = [text.index(heading) for heading in (_EARLIER, _HEADING) if heading in text]
-    return text[min(found) :] if found else ""
+    """The sections on trainings, with which a card ends."""
+    places = [text.index(heading) for heading in (_EARLIER, _HEADING) if heading in text]
+    return text[min(places) :] if places else ""
 
 
 def _read(folder: Path) -> str:
@@ -59,13 +59,13 @@ def _read(folder: Path) -> str:
 
 
 def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first and the last of each curve."""
+    """A table's rows: the first and the last value of each curve."""
     rows = []
     for name in ("loss", "ce", "kd", "hidden", "held_out_kl", "held_out_perplexity"):
-        found = [(entry["step"], entry[name]) for entry in history if name in entry]
-        if found:
-            (first, start), (last, end) = found[0], found[-1]
-            rows.append(f"| {name} | {start:.{_ROUNDED}g} (step {first}) | {end:.{_ROUNDED}g} (step {last}) |")
+        curve = [(entry["step"], entry[name]) for entry in history if name in entry]
+        if curve:
+            (first, start), (last, end) = curve[0], curve[-1]
+            rows.append(f"| {name} | {start:.{_DIGITS}g} (step {first}) | {end:.{_DIGITS}g} (step {last}) |")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The command `adapt`: its arguments, its progress, its errors. Everything it does can be had from Python too."""
+"""The command `adapt`: its arguments, progress and errors. All that it does is available from Python, too."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _adapt(
         from .recipe.reading import read
 
         stages = read(recipe, context.args)
+        from .run import adapt, is_first_rank
         from .start import original_of
-        from .train import adapt, is_first_rank
 
         if dry_run:
             from .dry_run import describe
@@ -60,10 +60,10 @@ def _adapt(
                 title = f"stage {number} of {len(stages)}" if len(stages) > 1 else ""
                 print(describe(stages[:number], title, resume))
             return
-        made = adapt(stages, resume, _on_layer)
+        model = adapt(stages, resume, _on_layer)
         if is_first_rank():
-            original = original_of(made) or "ORIGINAL"
-            print(f"{made} is trained. To compare it with the original: evaluate {original} {made}")
+            original = original_of(model) or "ORIGINAL"
+            print(f"{model} is trained. To compare it with the original: evaluate {original} {model}")
 
 
 def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:

@@ -20,7 +20,7 @@ from .rows import decode, place, stamp
 from .tally import FILTERED, NOTHING_LEFT, Tally, note_on_file, told_emptied
 from .tokens import IGNORED, Encoder
 
-_JUDGED = 512  # tokens at most, of each row that is held out
+_MEASURED = 512  # tokens at most, of each row that is held out
 _SHUFFLED = 1_000  # rows of a stream, among which the next one is drawn
 _LOOKED_AT = 1_000  # rows, to tell data from other data
 _FORM = 4  # counts up when the same row gives other tokens: datasets keeps what this code has made
@@ -71,14 +71,14 @@ class Corpus:
             found.update(repr((len(self.train), self.train.select(places)["input_ids"][:])).encode())
         return found.hexdigest()
 
-    def judges(self, longest: int) -> list[torch.Tensor]:
+    def held_out_texts(self, longest: int) -> list[torch.Tensor]:
         """The beginnings of what is held out, each [T], that a divergence is measured on.
 
         Each is a text of its own, as in training: one that begins in the middle has another first token, which a model
         that has always seen the same one may have forgotten to attend to.
         """
         rows = self.held_out["input_ids"][:] if self.held_out else []
-        beginnings = [torch.tensor(row[: min(longest, _JUDGED)]) for row in rows]
+        beginnings = [torch.tensor(row[: min(longest, _MEASURED)]) for row in rows]
         return [ids for ids in beginnings if len(ids) > 1]
 
 

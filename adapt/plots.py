@@ -1,4 +1,4 @@
-"""The curves of a training."""
+"""Plots of a training's curves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PANELS = {"loss": ("loss", "ce", "kd", "hidden"), "KL to the original, held out
 
 
 def curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Losses a token over steps, and, where it was measured, how far the model is from the original."""
+    """Plot the losses per token over steps and, if measured, the KL to the original, to the file `path`."""
     known = {name for entry in history for name in entry}
     panels = [(title, [n for n in names if n in known]) for title, names in _PANELS.items() if known & set(names)]
     figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(6 * max(len(panels), 1), 4), squeeze=False)

@@ -1,4 +1,4 @@
-"""The model that comes of a training, as a Hugging Face folder: weights, code, tokenizer, card and curves."""
+"""Saving a trained model as a Hugging Face folder: weights, code, tokenizer, card and curves."""
 
 from __future__ import annotations
 
@@ -20,44 +20,27 @@ from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
+from .model.trainable import changed_after
 from .plots import curves
 from .recipe.keys import Stage
 from .start import RECORD, Start
-from .trainable import changed_after
 
 
-def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: Path) -> None:
-    """Write the trained model to `made`, whole or not at all, in the dtype that it started from."""
+def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: Path) -> None:
+    """Write the trained model to `final`, whole or not at all, in the dtype that it started from."""
     config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
-    layers, ends = changed_after(model, start.changed, start.ends_changed)
+    record = _record(trainer, model, start, config.get(RECORD, {"tokens": 0}))
     tensors = _tensors(trainer, model, config)
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
-    config["auto_map"] = AUTO_MAP
-    before = config.get(RECORD, {"tokens": 0})
-    config[RECORD] = {
-        "base": start.base,
-        "layers": layers,
-        "ends": ends,
-        "tokens": int(trainer._total_train_tokens),
-        "steps": trainer.state.global_step,
-        "tokens_before": before["tokens"] + before.get("tokens_before", 0),
-    }
-    readme = card(
-        start.folder,
-        _trained(stage.recipe.model),
-        made.parent.name,
-        start.name,
-        stage.given,
-        history,
-        config[RECORD],
-        notes,
-    )
-    with staged_folder(made) as staging:
+    earlier = _trained_folder(stage.recipe.model)
+    readme = card(start.folder, earlier, final.parent.name, start.name, stage.given, history, record, notes)
+    config |= {"auto_map": AUTO_MAP, RECORD: record}
+    with staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
-        write_code(staging)  # what was fetched brings none
+        write_code(staging)  # a checkpoint of transformers' own brings none
         if stage.given.get("chat_template_path"):
             template = trainer.processing_class.chat_template
             (staging / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -68,29 +51,42 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], made: P
         (staging / "README.md").write_text(readme, encoding="utf-8")
 
 
+def _record(trainer: Any, model: Any, start: Start, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's record of this training; `before` is that of the training before it."""
+    layers, ends = changed_after(model, start.changed, start.ends_changed)
+    return {
+        "base": start.base,
+        "layers": layers,
+        "ends": ends,
+        "tokens": int(trainer._total_train_tokens),
+        "steps": trainer.state.global_step,
+        "tokens_before": before["tokens"] + before.get("tokens_before", 0),
+    }
+
+
 def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What is to be written, on the first rank; all ranks have to take part."""
+    """The tensors to be written, on the first rank. All ranks have to call this."""
     if isinstance(model, PeftModel):
         model = model.merge_and_unload()
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
-    found = {}
+    tensors = {}
     for name, tensor in model.state_dict().items():
         if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if trainer.is_world_process_zero():
-                found[name] = whole.to("cpu", dtype, copy=True).contiguous()
-    return found
+                tensors[name] = whole.to("cpu", dtype, copy=True).contiguous()
+    return tensors
 
 
 def _copy_companions(start: Path, folder: Path) -> None:
-    """And nothing else: an output_dir may lie in the start's folder."""
+    """Copy the tokenizer and the like, and nothing else: an output_dir may lie in the start's folder."""
     for path in (path for pattern in COMPANION_FILES for path in start.glob(pattern)):
         copy = folder / path.relative_to(start)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
 
 
-def _trained(model: str) -> Path | None:
-    """The folder of a checkpoint, if a training made it."""
+def _trained_folder(model: str) -> Path | None:
+    """The folder of the checkpoint `model`, if it was trained before."""
     folder = checkpoint_folder(model)
     return folder if RECORD in Checkpoint.open(folder).config else None

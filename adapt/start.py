@@ -1,4 +1,4 @@
-"""What a training starts from: the checkpoint, rewired first if the recipe says so, and the original of it."""
+"""The start of a training: its checkpoint, rewired first if the recipe says so, and the original of that."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source
 
-from .lora import add_lora
+from .model.lora import add_lora
+from .model.trainable import changed_after, choose, rewired_layers
 from .recipe.choices import LORA
 from .recipe.keys import Recipe
-from .trainable import changed_after, choose, rewired_layers
 
-RECORD = "adapted"  # the config's key for what a training leaves
-_REWIRED = "is_rewired"  # of a base whose weights are the original's, and its wiring is not
+RECORD = "adapted"  # the config's key for the record of a training
+_REWIRED = "is_rewired"  # marks a base with the original's weights and another wiring
 
 
 @dataclass(frozen=True)
 class Start:
-    """The student's `folder`, and what a config says of its original, the `base`: name, revision, its files' SHA-256.
+    """The student's `folder`, and its original, the `base`: name, revision and the files' SHA-256, as in a config.
 
-    The layers in `changed` have other weights than the original's; with `ends_changed`, embedding, last norm and head
-    may have others as well.
+    The layers in `changed` have other weights than the original's, and with `ends_changed` so may the embedding, the
+    last norm and the head.
     """
 
     folder: Path
@@ -44,18 +44,18 @@ class Start:
 
     @property
     def name(self) -> str | None:
-        """The original's, without a folder's path; None where nobody wrote it down."""
-        named = _original(self.base)
-        return Path(named).name if named and Path(named).is_absolute() else named
+        """The name of the original, of a folder the last part; None if it is not recorded."""
+        original = _original(self.base)
+        return Path(original).name if original and Path(original).is_absolute() else original
 
     @property
     def original(self) -> Path:
-        """Its folder. Raises ValueError where it is not there any more."""
+        """The original's folder. Raises ValueError if it does not exist any more."""
         return provenance.find(self.base, self.folder) if self.changed or self.ends_changed else self.folder
 
 
 def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
-    """The start of `recipe`; what has to be converted goes to `folder`, and is taken from there if it is whole.
+    """The start of `recipe`; what has to be rewired first is converted into `folder`, unless that was done before.
 
     Raises ValueError for a checkpoint or a wiring that cannot be used.
     """
@@ -63,16 +63,16 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
         folder = checkpoint_folder(recipe.model)
     elif not (folder / "config.json").is_file():
         with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-            wanted = _request(recipe, Checkpoint.open(find_source(recipe.model).preview(Path(scratch))))
-        convert(recipe.model, folder, wanted, on_layer=on_layer)
+            request = _request(recipe, Checkpoint.open(find_source(recipe.model).preview(Path(scratch))))
+        convert(recipe.model, folder, request, on_layer=on_layer)
     return _opened(folder, recipe.model)
 
 
 def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
-    """The student of the last of `recipes`, of which each trains what the one before it made; without weights, and what
-    is not trained frozen.
+    """The student of the last of `recipes`, each of which trains the model of the one before it: without weights, and
+    frozen where it is not trained.
 
-    Raises ValueError for a model, a wiring or a choice of what to train that make no sense; nothing is written.
+    Raises ValueError for a model, a wiring or a `train` that make no sense. Nothing is written.
     """
     config, recipe = _config(recipes), recipes[-1]
     if (recipe.align or recipe.hidden_weight) and not rewired_layers(config):
@@ -93,7 +93,8 @@ def _without_weights(config: RewiredLlamaConfig, recipe: Recipe) -> RewiredLlama
 
 
 def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
-    """The model's, after the last of `recipes` rewired it. Raises ValueError for what `convert` would refuse."""
+    """The config of the model after the last of `recipes` has rewired it. Raises ValueError for what `convert` would
+    refuse."""
     first = recipes[0]
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
@@ -106,8 +107,8 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
         config = RewiredLlamaConfig.from_dict(checkpoint.config)
         layers, ends = changed_after(_without_weights(config, before), *changed_before(config))
         trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends}}
-        made = Path(f"What stage {number} makes")
-        checkpoint = replace(checkpoint, folder=made, config=checkpoint.config | trained)
+        folder = Path(f"What stage {number} makes")  # for error messages
+        checkpoint = replace(checkpoint, folder=folder, config=checkpoint.config | trained)
         if recipe.wiring is not None:
             plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None))
             gains = gain_names(checkpoint.wiring)
@@ -117,7 +118,7 @@ def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
 
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
-    """As it will be, weights aside."""
+    """`checkpoint` as it will be after `plan`, apart from its weights."""
     config = wired_config(checkpoint.config, plan.wiring.to_json(), plan.tp_shards)
     if plan.cost:
         config["refit"] = {"base": {"name": str(checkpoint.folder)}}
@@ -125,7 +126,7 @@ def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
 
 
 def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
-    """The conversion that `recipe` asks for. Weights that were trained or refitted before stay so by default."""
+    """The conversion that `recipe` asks for. Weights that were trained or refitted before are not, by default."""
     text = recipe.refit_text
     if recipe.refit is None and checkpoint.config.keys() & {RECORD, "refit"}:
         text = None
@@ -134,25 +135,26 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
 
 
 def _opened(folder: Path, model: str) -> Start:
-    """The start in `folder`, which was made of the checkpoint `model` or is it."""
+    """The start in `folder`, which is the checkpoint `model` or was converted from it."""
     config = Checkpoint.open(folder).config
     _check_rewired(folder, config)
     changed, ends_changed = changed_before(RewiredLlamaConfig.from_pretrained(folder))
     earlier = config.get(RECORD) or config.get("refit")
-    made_from = earlier["base"] if earlier else _record(model)
-    return Start(folder, made_from, tuple(changed), ends_changed)
+    base = earlier["base"] if earlier else _base(model)
+    return Start(folder, base, tuple(changed), ends_changed)
 
 
-def _record(model: str) -> dict[str, Any]:
-    """Of a checkpoint with the original's weights; one that was only converted is not the original by its name."""
+def _base(model: str) -> dict[str, Any]:
+    """The record of a checkpoint with the original's weights. One that was converted is marked: its name is not the
+    original's."""
     folder = checkpoint_folder(model)
-    found = provenance.record(find_source(model), folder)
-    return found | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
+    base = provenance.record(find_source(model), folder)
+    return base | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
 
 
 def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
-    """What a checkpoint's config says of its weights: which layers' are not the original's any more, and whether any
-    beside the layers are not."""
+    """The layers whose weights differ from the original's according to a checkpoint's `config`, and whether other
+    weights do."""
     if trained := getattr(config, RECORD, None):
         return trained["layers"], trained["ends"]
     return (rewired_layers(config) if getattr(config, "refit", None) else []), False
@@ -166,10 +168,10 @@ def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def original_of(made: Path) -> str | None:
-    """The original that the config of a trained model records, a path or an id on the hub, if it knows one."""
-    return _original(Checkpoint.open(made).config[RECORD]["base"])
+def original_of(model: Path) -> str | None:
+    """The original of a trained model, a path or an id on the hub, if its config records it."""
+    return _original(Checkpoint.open(model).config[RECORD]["base"])
 
 
-def _original(made_from: Mapping[str, Any]) -> str | None:
-    return None if _REWIRED in made_from else str(made_from["name"])
+def _original(base: Mapping[str, Any]) -> str | None:
+    return None if _REWIRED in base else str(base["name"])

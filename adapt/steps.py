@@ -1,4 +1,4 @@
-"""How many steps a training takes, of how many rows and tokens, before anything is trained."""
+"""The length of a training: its steps, rows and tokens, before anything is trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .recipe.keys import Recipe
 
 @dataclass(frozen=True)
 class Steps:
-    """`rows` are those of one pass, packed if they are to be, with `tokens` in all; None of a stream."""
+    """The steps of a training; `rows` and `tokens` are those of one epoch, after packing, and None for a stream."""
 
     rows: int | None
     tokens: int | None
@@ -27,27 +27,28 @@ class Steps:
 
     @classmethod
     def of(cls, recipe: Recipe, config: SFTConfig, train: Dataset | IterableDataset) -> Steps:
-        """Raises ValueError where there are too few rows for one."""
+        """The steps of training on `train`. Raises ValueError if it has too few rows for one."""
         ranks = recipe.ranks if recipe.is_sharded else PartialState().num_processes
-        at_once = config.per_device_train_batch_size * ranks // recipe.tp_size
-        batch = at_once * config.gradient_accumulation_steps
+        rows_at_once = config.per_device_train_batch_size * ranks // recipe.tp_size
+        batch = rows_at_once * config.gradient_accumulation_steps
         if isinstance(train, IterableDataset):
             return cls(None, None, batch, ranks, config.max_steps)
         lengths = np.asarray(compute.list_value_length(train.with_format("arrow")["input_ids"][:]))
         rows, longest = len(lengths), config.max_length
         if config.packing and longest:
             rows = len(pack_dataset(train.select_columns("input_ids"), longest))
-        times = rows // at_once if config.dataloader_drop_last else math.ceil(rows / at_once)
-        if not times:
+        batches = rows // rows_at_once if config.dataloader_drop_last else math.ceil(rows / rows_at_once)
+        if not batches:
             raise ValueError(
-                f"{rows} rows are fewer than the {at_once} that are read at once, and dataloader_drop_last leaves them "
-                "out: give more data, or leave that key out."
+                f"{rows} rows are fewer than the {rows_at_once} that are read at once, and dataloader_drop_last leaves "
+                "them out: give more data, or leave that key out."
             )
-        epoch = math.ceil(times / config.gradient_accumulation_steps)
+        epoch = math.ceil(batches / config.gradient_accumulation_steps)
         count = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
         return cls(rows, int(np.minimum(lengths, longest or lengths).sum()), batch, ranks, count)
 
-    def told(self) -> str:
+    def describe(self) -> str:
+        """One sentence for a terminal."""
         if self.rows is None or self.tokens is None:
             return f"{self.count:,} steps of {self.batch} rows on {self.ranks} devices, streamed."
         seen = self.count * self.batch * self.tokens // self.rows

@@ -97,7 +97,6 @@ def set_chat_template(tokenizer: Any, config: Any) -> None:
         )
     except (OSError, ValueError):
         raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that has a template.") from None
-    config.chat_template_path = None
 
 
 def check_padding(tokenizer: Any, config: Any) -> None:

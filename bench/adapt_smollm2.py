@@ -25,8 +25,8 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from rewired.adapt.recipe.reading import read
+from rewired.adapt.run import adapt
 from rewired.adapt.start import RECORD
-from rewired.adapt.train import adapt
 from rewired.convert import Request, convert
 from rewired.sources import checkpoint_folder
 from rewired.text import MIX

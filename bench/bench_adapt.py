@@ -28,11 +28,11 @@ from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.distillation import add_losses
-from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose, rewired_layers
-from rewired.adapt.trainer import AdaptTrainer
+from rewired.adapt.losses.distillation import add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import beside
+from rewired.adapt.model.trainable import choose, rewired_layers
+from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.convert import Request, convert
 from rewired.refit.calibration import load
 

@@ -204,14 +204,14 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     assert [tokenizer().decode(ids) for ids in found.held_out["input_ids"]] == everything[:4]
     assert texts(found) == everything[4:]
     cut = [ids[:32] for ids in found.held_out["input_ids"]]  # as they would be trained on, each by itself
-    assert [ids.tolist() for ids in found.judges(longest=32)] == cut
+    assert [ids.tolist() for ids in found.held_out_texts(longest=32)] == cut
 
 
 def test_a_row_of_one_token_predicts_nothing_that_could_be_judged() -> None:
     held_out = Dataset.from_list([{"input_ids": [5]}, {"input_ids": [5, 6]}])
     corpus = Corpus(Dataset.from_list([]), held_out, notes=[])
-    assert [ids.tolist() for ids in corpus.judges(longest=32)] == [[5, 6]]
-    assert not corpus.judges(longest=1)
+    assert [ids.tolist() for ids in corpus.held_out_texts(longest=32)] == [[5, 6]]
+    assert not corpus.held_out_texts(longest=1)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

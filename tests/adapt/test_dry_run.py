@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rewired.adapt import dry_run
-from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose
+from rewired.adapt.model.teacher import beside
+from rewired.adapt.model.trainable import choose
 from rewired.convert import Request, convert
 from rewired.sources import find_source
 from tests.convert.checkpoints import run

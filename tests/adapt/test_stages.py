@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.distillation import add_losses
-from rewired.adapt.losses import TokenLoss
+from rewired.adapt.losses.distillation import add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import beside
+from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import original_of, outline, prepare
-from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose, rewired_layers
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .world import LADDER, check_names, conversations, logits_of, train, weights, write_rows

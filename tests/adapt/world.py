@@ -19,7 +19,7 @@ from rewired.adapt import corpus
 from rewired.adapt.cli import main
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.recipe.reading import read
-from rewired.adapt.train import adapt
+from rewired.adapt.run import adapt
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
 

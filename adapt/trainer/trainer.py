@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, its data, its loop and its plain loss; ours are the losses against a teacher, and what is saved."""
+"""TRL's SFTTrainer with losses against a teacher, whole checkpoints, and a stop when a loss diverges."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
+from ..losses.distillation import Losses
 from . import checkpoints
 from .callbacks import DivergedError, StopWhenDiverged
-from .distillation import Losses
 
-_SAVING = ".saving"  # checkpoints are written here, and moved to their place when they are whole
+_SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
 
 class AdaptTrainer(SFTTrainer):
-    """SFTTrainer; where it is told the names of `losses`, the model's forward gives `Losses`, whose total is minimised,
-    and these are logged."""
+    """SFTTrainer that, given the names of `losses`, minimises the total of the `Losses` that the model's forward gives,
+    and logs those named. Without names it computes TRL's own loss."""
 
     def __init__(self, *args: Any, losses: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,7 +40,7 @@ class AdaptTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """TRL's loss, or the teacher's; per token of the whole batch, all ranks and accumulation steps together."""
+        """TRL's loss, or that against the teacher: a mean over the tokens of all ranks and accumulation steps."""
         if not self.losses:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         losses: Losses = model(**inputs, distils=True)
@@ -52,54 +52,55 @@ class AdaptTrainer(SFTTrainer):
         return (loss, losses) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """SFTTrainer's. Raises DivergedError, on all ranks, for a loss that is no number."""
+        """SFTTrainer's step. Raises DivergedError, on all ranks, for a loss that is not finite."""
         loss = super().training_step(*args, **kwargs)
-        of_all = self.accelerator.reduce(loss.detach().clone())
-        if not torch.isfinite(of_all):
-            step = self.state.global_step  # whose weights give this loss; those before gave a number
-            raise DivergedError(f"At step {step + 1} the loss is {of_all.item()}", self._watch.good_until(step - 1))
+        total = self.accelerator.reduce(loss.detach().clone())  # over ranks
+        if not torch.isfinite(total):
+            step = self.state.global_step  # whose weights give this loss; those before gave a finite one
+            raise DivergedError(f"At step {step + 1} the loss is {total.item()}", self._watch.good_until(step - 1))
         return loss
 
     def _count(self, losses: Losses, inputs: dict[str, Any]) -> None:
-        """For the log: the losses, and the tokens that the model has read."""
-        if not losses.total.requires_grad:  # nothing is learnt of it
+        """Add up the losses and the tokens that the model has read, for the log."""
+        if not losses.total.requires_grad:  # not a training step
             return
         ids = inputs["input_ids"]
         read = inputs["attention_mask"].sum() if "attention_mask" in inputs else ids.new_tensor(ids.numel())
         counts = torch.stack([part.detach().float() for part in (*losses, read)])
-        *sums, seen = self.accelerator.reduce(counts).tolist()
+        *sums, tokens = self.accelerator.reduce(counts).tolist()
         for name, value in zip(Losses._fields, sums, strict=True):
             self._sums[name] += value
-        self._total_train_tokens += int(seen) // self._tp_size
+        self._total_train_tokens += int(tokens) // self._tp_size
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """SFTTrainer's; tokens are counted on where a training is gone on with."""
+        """SFTTrainer's training; the count of tokens goes on where a training is resumed."""
         if isinstance(resume_from_checkpoint, str):
             self._total_train_tokens = checkpoints.tokens_seen(Path(resume_from_checkpoint))
         self._logged = (time.perf_counter(), self._total_train_tokens)
-        found = super().train(resume_from_checkpoint, *args, **kwargs)
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
         self._check_last_step()
-        return found
+        return output
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
-        found: tuple[int, int] = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)  # a checkpoint's says how often it was logged and saved before
-        return found
+        progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)  # not the checkpoint's logging_steps and save_steps
+        return progress
 
     def _check_last_step(self) -> None:
-        """Raises DivergedError, on all ranks, where the last step broke the weights: no later loss tells of it."""
+        """Raise DivergedError, on all ranks, if the last step broke the weights, which no later loss would show."""
         model: Any = self.model_wrapped
         model.eval()
         inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
-        with torch.no_grad(), self.accelerator.autocast():  # which a model has by itself only once it is prepared
+        with torch.no_grad(), self.accelerator.autocast():  # a model brings its own only once it is prepared
             loss = self.accelerator.reduce(self.compute_loss(model, inputs).clone())
         if not torch.isfinite(loss):
             step = self.state.global_step
             raise DivergedError(f"After step {step} the loss is {loss.item()}", self._watch.good_until(step - 1))
 
     def load_finished(self, checkpoint: str) -> bool:
-        """Take what is in `checkpoint`, if that is where the training ends: transformers would train a step more."""
+        """Load `checkpoint` if the training ends there, and say whether it does: transformers would train one more
+        step."""
         tokens = checkpoints.tokens_seen(Path(checkpoint))
         state = type(self.state).load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         if self.args.max_steps > 0:
@@ -117,22 +118,22 @@ class AdaptTrainer(SFTTrainer):
         self._check_last_step()
         return True
 
-    def doubts(self) -> list[str]:
-        """Of the weights that the training ended with, a note for who uses them; none where all seems well."""
-        found = self._watch.doubts()
-        if not found:
+    def stability_warnings(self) -> list[str]:
+        """A note on the final weights for those who use them, if the last logged losses are far above the best."""
+        high_losses = self._watch.high_losses()
+        if not high_losses:
             return []
         good = checkpoints.newest_until(Path(str(self.args.output_dir)), self._watch.good)
         known = f"{Path(good).name} is the last checkpoint known to be good" if good else "no checkpoint is from before"
-        return [f"At the end {found}: {known}."]
+        return [f"At the end {high_losses}: {known}."]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds how many tokens a second were trained on since the last time, and the losses a token."""
+        """Adds the losses per token, and the tokens per second since the last log."""
         if "loss" in logs:
             if self.losses:
-                learnt = max(self._sums["tokens"], 1)
-                logs["loss"] = self._sums["total"] / learnt
-                logs |= {name: self._sums[name] / learnt for name in self.losses}
+                count = max(self._sums["tokens"], 1)
+                logs["loss"] = self._sums["total"] / count
+                logs |= {name: self._sums[name] / count for name in self.losses}
                 self._sums = dict.fromkeys(Losses._fields, 0.0)
             before, tokens = self._logged
             self._logged = (time.perf_counter(), self._total_train_tokens)
@@ -140,13 +141,14 @@ class AdaptTrainer(SFTTrainer):
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Ours is written with the model that comes of the training."""
+        """Nothing: `save` writes the card of the trained model."""
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(Path(super()._get_output_dir(trial)) / _SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """A checkpoint is whole or not there, whenever this process is killed; one that is known to be good stays."""
+        """Writes a checkpoint aside and moves it into place, so that it is whole or not there, whenever this process is
+        killed. The newest one that is known to be good is not rotated away."""
         out = Path(str(self.args.output_dir))
         if self.is_world_process_zero():
             shutil.rmtree(out / _SAVING, ignore_errors=True)

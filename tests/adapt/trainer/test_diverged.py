@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from .world import train, weights
+from tests.adapt.world import train, weights
 
 
 def test_a_loss_that_diverges_stops_with_the_last_good_checkpoint(keys: dict[str, Any], tmp_path: Path) -> None:

@@ -13,14 +13,13 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from rewired.adapt.distillation import add_losses
-from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import beside, sharded
-from rewired.adapt.trainable import choose, rewired_layers
+from rewired.adapt.losses.distillation import add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import beside, sharded
+from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.ranks import run_on_ranks
+from tests.adapt.world import make_rewired
 from tests.rewired.sharded import gradients, whole
-
-from .world import make_rewired
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WIRING = [{"layers": "1-2", "preset": "desync", "every": 2}, {"layers": "2-4", "preset": "ladder", "peek": True}]

@@ -1,5 +1,4 @@
-"""Training of a model that is sharded at load time: checkpoints, of which transformers' Trainer writes none to go on
-from, and memory."""
+"""The trainer of a model that is sharded when it is loaded, for which transformers' Trainer saves no optimizer."""
 
 from __future__ import annotations
 
@@ -18,25 +17,29 @@ _MOMENTS = "optimizer"
 
 
 class ShardedTrainer(AdaptTrainer):
-    """AdaptTrainer, where each rank writes and reads its own part of the weights and of the optimizer's moments, and
-    holds no layer whole for longer than it runs."""
+    """AdaptTrainer where each rank saves and loads its own part of the weights and of the optimizer's moments.
+
+    With such a model the Trainer takes no config but one of `save_only_model`, by which it saves nothing beside the
+    weights; so what a checkpoint needs to be resumed is saved with them.
+    """
 
     model: Any
     lr_scheduler: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["args"]
-        config.save_only_model = True  # the Trainer refuses anything else
         super().__init__(*args, **kwargs)
-        config.save_only_model = False
-        # autocast keeps the copies that it casts until forward ends: of weights that were gathered for a layer, all
+        # autocast keeps the copies that it casts until forward ends: of gathered weights, those of all layers
         self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        assert output_dir is not None, "only checkpoints are saved"
         self.model.save_pretrained(output_dir, distributed_checkpoint=True, is_main_process=self.args.should_save)
+        self._save_optimizer_and_scheduler(output_dir)
+        self._save_scaler(output_dir)
+        self._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """The model was loaded from there."""
+        """Nothing: the model was loaded from there."""
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save_optimizer_distributed(self.model, self._bare_optimizer, str(Path(output_dir) / _MOMENTS))
@@ -53,5 +56,5 @@ class ShardedTrainer(AdaptTrainer):
     def _bare_optimizer(self) -> torch.optim.Optimizer:
         """Torch's; accelerate wraps it once it is prepared."""
         prepared: Any = self.optimizer
-        found: torch.optim.Optimizer = getattr(prepared, "optimizer", prepared)
-        return found
+        bare: torch.optim.Optimizer = getattr(prepared, "optimizer", prepared)
+        return bare

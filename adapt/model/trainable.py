@@ -1,4 +1,4 @@
-"""Which parameters a training changes."""
+"""The parameters and layers that a training changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .recipe.choices import CHOICES
+from ..recipe.choices import CHOICES
 
 
 def rewired_layers(config: Any) -> list[int]:
@@ -19,8 +19,10 @@ def rewired_layers(config: Any) -> list[int]:
 
 
 def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ()) -> int:
-    """The first layer that computes something else than the original's, as those in `changed` do, or will once it is
-    trained; -1 where that is the embedding, and the number of layers where nothing is."""
+    """The first layer that is rewired, trained or in `changed`: the layers below it compute what the original's do.
+
+    -1 if the embedding is trained, the number of layers if nothing differs.
+    """
     if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
         return -1
     trained = [
@@ -30,16 +32,18 @@ def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ())
 
 
 def changed_after(model: nn.Module, changed: Collection[int], ends_changed: bool) -> tuple[list[int], bool]:
-    """Once `model` is trained: the layers whose weights are not the original's, as those in `changed` are not before,
-    and whether any beside the layers are not."""
+    """The layers whose weights differ from the original's once `model` is trained, and whether other weights do.
+
+    `changed` and `ends_changed` are the same before the training.
+    """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    numbers = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
-    layers = {int(number[1]) for number in numbers if number}
-    return sorted(layers.union(changed)), ends_changed or None in numbers
+    matches = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
+    layers = {int(match[1]) for match in matches if match}
+    return sorted(layers.union(changed)), ends_changed or None in matches
 
 
 def choose(model: RewiredLlamaForCausalLM, train: str) -> None:
-    """Let gradients reach only what is to be trained. Raises ValueError where that is nothing."""
+    """Let gradients reach only the parameters that `train` names. Raises ValueError if there are none."""
     prefixes = tuple(f"model.layers.{index}." for index in rewired_layers(model.config))
     is_chosen = CHOICES[train]
     for name, parameter in model.named_parameters():
@@ -51,5 +55,5 @@ def choose(model: RewiredLlamaForCausalLM, train: str) -> None:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether any parameter of it is."""
+    """Whether any parameter of `module` is trained."""
     return any(parameter.requires_grad for parameter in module.parameters())

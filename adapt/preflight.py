@@ -1,4 +1,4 @@
-"""What a stage trains and what on: looked at, and all that can be wrong refused, before hours of work."""
+"""Checks of a stage before hours of work: its model, its data, and the packages that it needs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from . import corpus, liger
+from .corpus import Corpus, load
+from .losses import liger
 from .recipe.keys import Stage
 from .start import outline
 from .steps import Steps
 from .tokens import check_padding, set_chat_template
 
 
-class Inputs(NamedTuple):
-    """`student` has no weights; `judges`, each [T], are what `eval_steps` measures on, none without it."""
+class CheckedStage(NamedTuple):
+    """A stage that can be run.
+
+    `student` has no weights; `held_out` are the texts, each [T], that `eval_steps` measures on, none without it.
+    """
 
     student: RewiredLlamaForCausalLM
     tokenizer: Any
-    data: corpus.Corpus
-    judges: list[torch.Tensor]
+    corpus: Corpus
+    held_out: list[torch.Tensor]
 
 
-def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) -> Inputs:
-    """Of the last of `stages`; its `tokenizer` is in that folder. Raises ValueError for a stage that cannot be run, or,
-    if it is to run `elsewhere`, not even where all packages are."""
+def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool = False) -> CheckedStage:
+    """Check the last of `stages`, and read its data.
+
+    Raises ValueError for a stage that cannot be run. One that is to run `elsewhere` may need packages and devices that
+    are not here.
+    """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
     missing = _missing_for_attention(student, config) or (
@@ -39,29 +46,30 @@ def inputs(stages: Sequence[Stage], tokenizer: Path, elsewhere: bool = False) ->
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)
-    own = AutoTokenizer.from_pretrained(tokenizer)
-    set_chat_template(own, config)
-    check_padding(own, config)
-    data = corpus.load(recipe, config, own)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    set_chat_template(tokenizer, config)
+    check_padding(tokenizer, config)
+    corpus = load(recipe, config, tokenizer)
     longest = config.max_length or student.config.max_position_embeddings
-    judges = data.judges(longest) if config.eval_steps else []
-    if config.eval_steps and not judges:
+    held_out = corpus.held_out_texts(longest) if config.eval_steps else []
+    if config.eval_steps and not held_out:
         raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
     if missing:
-        data.notes.append(f"Not to be trained here: {missing}")
+        corpus.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last:
-        Steps.of(recipe, config, data.train)  # it may leave none
-    return Inputs(student, own, data, judges)
+        Steps.of(recipe, config, corpus.train)  # raises if it leaves none
+    return CheckedStage(student, tokenizer, corpus, held_out)
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:
-    """Why the attention that is asked for does not run here. Raises ValueError where there is none of that name."""
-    given = (config.model_init_kwargs or {}).get("attn_implementation")
-    if not isinstance(given, str | None):
-        raise ValueError(f"attn_implementation: {given!r} is no name of one, such as sdpa.")
+    """The reason why the attention implementation of `config` does not run here, if so. Raises ValueError if there is
+    none of that name."""
+    implementation = (config.model_init_kwargs or {}).get("attn_implementation")
+    if not isinstance(implementation, str | None):
+        raise ValueError(f"attn_implementation: {implementation!r} is no name of one, such as sdpa.")
     try:
-        if given:
-            student.set_attn_implementation(given)
+        if implementation:
+            student.set_attn_implementation(implementation)
     except ImportError as error:
         return f"attn_implementation: {str(error).strip().splitlines()[0]}"
     except ValueError as error:

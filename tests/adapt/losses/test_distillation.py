@@ -12,12 +12,11 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import AutoModelForCausalLM
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.distillation import Losses, add_losses
-from rewired.adapt.losses import TokenLoss
-from rewired.adapt.teacher import Teacher, beside
-from rewired.adapt.trainable import choose, rewired_layers
-
-from .world import LADDER, logits_of, make_rewired
+from rewired.adapt.losses.distillation import Losses, add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import Teacher, beside
+from rewired.adapt.model.trainable import choose, rewired_layers
+from tests.adapt.world import LADDER, logits_of, make_rewired
 
 WIRINGS: dict[str, list[dict[str, Any]]] = {
     "ladder": LADDER,

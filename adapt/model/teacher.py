@@ -1,4 +1,4 @@
-"""The original model as the student's teacher, at the price of the weights that differ.
+"""The teacher: the original model, which costs memory only for the weights that differ from the student's.
 
 The original is the student's own checkpoint with every layer standard. Below the first layer that is rewired or trained
 both compute the same, so it is computed once. Above it the teacher runs on the student's own modules where those are
@@ -31,7 +31,7 @@ _EMBEDDING = "model.embed_tokens"
 
 @dataclass(frozen=True)
 class Teacher:
-    """The original of a student; `model` has its layers from `first` on, all of them and the embedding where it is -1.
+    """The original of a student: its layers from `first` on, or all of them and the embedding if `first` is -1.
 
     `without_adapters` makes a context in which LoRA is off.
     """
@@ -43,9 +43,9 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, trunk: torch.Tensor | None, **inputs: Any) -> Any:
-        """LlamaModel's outputs from `trunk`, the stream before layer `first`, [B, T, H]; from tokens where that is -1.
+        """LlamaModel's outputs for the student's `inputs`.
 
-        `inputs` are the student's.
+        `trunk` is the stream before layer `first`, [B, T, H], which the student computed; None if `first` is -1.
         """
         if trunk is not None:
             inputs = {name: value for name, value in inputs.items() if name != "input_ids"} | {"inputs_embeds": trunk}
@@ -64,11 +64,12 @@ def beside(
     whole: bool = False,
     without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Teacher:
-    """A teacher on the student's own modules, as far as they are the original's, whose checkpoint is in `original`.
+    """A teacher that runs on the student's own modules where they are the original's; others are read from the
+    checkpoint in `original`.
 
-    From the start, the student's layers in `changed` have other weights, and with `ends_changed` so may its embedding,
-    last norm and head. `shares` is False where the student's modules are no use outside of it. With `whole`, the
-    teacher runs all layers itself. Projections of its own are held in `dtype`, on `device`, where the student will be.
+    The student's layers in `changed` start with other weights than the original's, and with `ends_changed` so may its
+    embedding, last norm and head. `shares` is False where the student's modules cannot run outside of it. With `whole`,
+    the teacher runs all layers itself. Its own projections are held in `dtype`, on `device`, where the student will be.
     """
     first = -1 if ends_changed or whole else first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
@@ -89,9 +90,9 @@ def beside(
         head.weight = model.embed_tokens.weight
     for offset, layer in enumerate(model.layers):
         index = start + offset
-        theirs: nn.Module = student.model.layers[index]
+        student_layer: nn.Module = student.model.layers[index]
         for name in [name for name, part in layer.named_modules() if part._parameters]:
-            pair = layer.get_submodule(name), theirs.get_submodule(name)
+            pair = layer.get_submodule(name), student_layer.get_submodule(name)
             layer.set_submodule(name, parts.take(*pair, f"model.layers.{index}.{name}", index not in changed))
     return Teacher(model.eval(), head, first, without_adapters)
 
@@ -104,15 +105,15 @@ def sharded(
     dtype: torch.dtype | None = None,
     distributed: DistributedConfig | None = None,
 ) -> Teacher:
-    """A teacher that is sharded over the ranks as the student is; each rank reads and holds its part only.
+    """A teacher that is sharded over the ranks as the student is: each rank reads and holds only its part.
 
-    Transformers leaves the last norm and the head whole once they have run.
+    Transformers leaves the last norm and the head gathered once they have run.
     """
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
-    kind = type(student) if dtype in (None, student.dtype) else _Rounded
-    model: Any = kind.from_pretrained(
+    model_class = type(student) if dtype in (None, student.dtype) else _InLowPrecision
+    model: Any = model_class.from_pretrained(
         original, config=config, dtype=dtype or student.dtype, distributed_config=distributed
     )
     model.requires_grad_(False).eval()
@@ -123,31 +124,32 @@ def sharded(
     return Teacher(model, model.lm_head, first)
 
 
-class _Rounded(RewiredLlamaForCausalLM):
-    """In 16 bits, but for what autocast leaves in the student's float32."""
+class _InLowPrecision(RewiredLlamaForCausalLM):
+    """A teacher in 16 bits, except for what stays float32 in a student under autocast."""
 
     _keep_in_fp32_modules_strict = {"embed_tokens", "norm", "input_layernorm", "post_attention_layernorm"}
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a teacher is put together of."""
+    """The modules that a teacher is built from: the student's, or new ones with the original's weights."""
 
     files: Mapping[str, Path]  # of the original's tensors
     dtype: torch.dtype  # of projections
     device: torch.device
     shares: bool
 
-    def take(self, mine: nn.Module, theirs: nn.Module, name: str, may_share: bool) -> nn.Module:
-        """The student's module where it is frozen and the original's; else `mine`, filled from the checkpoint."""
-        is_original = not is_trained(getattr(theirs, "base_layer", theirs))
-        if self.shares and may_share and is_original:
-            return theirs
-        # what autocast leaves alone is in float32 where the student's is: the embedding's dtype is that of the stream
-        dtype = self.dtype if isinstance(mine, nn.Linear) else cast(torch.Tensor, theirs.weight).dtype
-        tensors = {key: self._read(f"{name}.{key}", dtype) for key in mine.state_dict()}
-        mine.load_state_dict(tensors, assign=True)
-        return mine.requires_grad_(False)
+    def take(self, empty: nn.Module, student_module: nn.Module, name: str, may_share: bool) -> nn.Module:
+        """The student's module if it is frozen and the original's; else `empty`, filled from the checkpoint."""
+        is_frozen = not is_trained(getattr(student_module, "base_layer", student_module))
+        if self.shares and may_share and is_frozen:
+            return student_module
+        # autocast leaves norms and the embedding in the student's dtype, and so must the teacher's be: the embedding's
+        # dtype is that of the stream
+        dtype = self.dtype if isinstance(empty, nn.Linear) else cast(torch.Tensor, student_module.weight).dtype
+        tensors = {key: self._read(f"{name}.{key}", dtype) for key in empty.state_dict()}
+        empty.load_state_dict(tensors, assign=True)
+        return empty.requires_grad_(False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         with safe_open(self.files[name], framework="pt") as file:

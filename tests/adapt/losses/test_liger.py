@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from rewired.adapt import liger, losses
-from rewired.adapt.losses import TokenLoss
+from rewired.adapt.losses import liger
+from rewired.adapt.losses import token_loss as losses
+from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.recipe.choices import DIVERGENCES
-
-from .world import logged, train
+from tests.adapt.world import logged, train
 
 pytestmark = [
     pytest.mark.skipif(find_spec("liger_kernel") is None, reason="needs liger-kernel"),

@@ -1,7 +1,7 @@
-"""Cross-entropy and the divergence from a teacher, over chunks of tokens: logits of all tokens never exist at once.
+"""Cross-entropy and the divergence from a teacher, in chunks of tokens: the logits of all tokens never exist at once.
 
-For V = 128k, float32 logits of 8 k tokens would be 4 GB, of two models and their gradients four times that. Each
-chunk's gradient is taken while its logits are there, as fused losses do; nothing is computed twice.
+For V = 128k, the float32 logits of 8k tokens would take 4 GB, and those of two models with their gradients four times
+as much. Each chunk's gradient is computed while its logits exist, as in fused losses; nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, log_softmax
 
-from .recipe.choices import DIVERGENCES
+from ..recipe.choices import DIVERGENCES
 
 _CHUNK_BYTES = 1 << 28  # of one float32 tensor of logits
 
-# of log-probabilities [n, V] of teacher and student: itself [n], and its gradient by the student's logits [n, V]
+# (teacher's, student's log-probabilities, both [n, V]) -> (divergence [n], its gradient by the student's logits [n, V])
 Divergence = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(teacher || student): the student covers all that the teacher does."""
-    wanted = teacher.exp()
-    return (wanted * (teacher - student)).sum(-1), student.exp().sub_(wanted)
+    teacher_probs = teacher.exp()
+    return (teacher_probs * (teacher - student)).sum(-1), student.exp().sub_(teacher_probs)
 
 
 def reverse_kl(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(student || teacher): the student keeps to what the teacher finds likely."""
-    own, apart = student.exp(), student - teacher
-    divergence = (own * apart).sum(-1)
-    return divergence, own.mul_(apart.sub_(divergence[:, None]))
+    student_probs, log_ratio = student.exp(), student - teacher
+    divergence = (student_probs * log_ratio).sum(-1)
+    return divergence, student_probs.mul_(log_ratio.sub_(divergence[:, None]))
 
 
 def jsd(teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The Jensen-Shannon divergence: the mean of both KLs to the mean of both distributions."""
     mean = torch.logaddexp(teacher, student).sub_(math.log(2))
-    of_student, gradient = reverse_kl(mean, student)  # the mean's own part of the gradient is nothing
-    return ((teacher.exp() * (teacher - mean)).sum(-1) + of_student) / 2, gradient.div_(2)
+    student_kl, gradient = reverse_kl(mean, student)  # the gradient through the mean is zero
+    teacher_kl = (teacher.exp() * (teacher - mean)).sum(-1)
+    return (teacher_kl + student_kl) / 2, gradient.div_(2)
 
 
 _DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
-assert tuple(_DIVERGENCES) == DIVERGENCES, "a recipe may choose any of them"
+assert tuple(_DIVERGENCES) == DIVERGENCES, "a recipe can choose each of them"
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """`ce` times the cross-entropy with the labels, and `kd` times a divergence from the teacher.
+    """`ce` times the cross-entropy with the labels plus `kd` times a divergence from the teacher.
 
-    With a temperature t both models' logits are divided by t in the divergence, which is multiplied by t squared, so
-    that its gradient keeps its size (Hinton et al., arXiv 1503.02531, section 2).
+    In the divergence, both models' logits are divided by the temperature t, and the result is multiplied by t squared,
+    so that its gradient keeps its size (Hinton et al., arXiv 1503.02531, section 2).
     """
 
     ce: float = 1.0
@@ -62,7 +63,7 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Sums:
-    """Over the tokens; only `total` has a gradient."""
+    """Losses summed over the tokens; only `total` has a gradient."""
 
     total: torch.Tensor
     ce: torch.Tensor
@@ -82,7 +83,7 @@ def token_loss(
 
 
 class _Chunked(torch.autograd.Function):
-    """Forward: sums over chunks of tokens, and their gradients. Backward: those gradients, scaled."""
+    """Forward: the sums over all chunks, and their gradients. Backward: those gradients, scaled."""
 
     @staticmethod
     def forward(
@@ -103,15 +104,16 @@ class _Chunked(torch.autograd.Function):
         size = max(_CHUNK_BYTES // (4 * head.shape[0]), 1)
         # autocast would keep a copy of the head for each chunk
         hidden_states, head, teacher_states, teacher_head = map(
-            autocasted, (hidden_states, head, teacher_states, teacher_head)
+            autocast, (hidden_states, head, teacher_states, teacher_head)
         )
         for start in range(0, len(labels), size):
             rows = slice(start, start + size)
-            wanted = None
+            teacher_logits = None
             if teacher_states is not None and teacher_head is not None:
-                wanted = linear(teacher_states[rows], teacher_head).float()
-            gradient, parts = _of_chunk(loss, linear(hidden_states[rows], head).float(), labels[rows], wanted)
-            sums += parts
+                teacher_logits = linear(teacher_states[rows], teacher_head).float()
+            logits = linear(hidden_states[rows], head).float()
+            gradient, chunk_sums = _chunk_loss(loss, logits, labels[rows], teacher_logits)
+            sums += chunk_sums
             gradient = gradient.to(head.dtype)
             if states_grad is not None:
                 states_grad[rows] = gradient @ head
@@ -125,40 +127,44 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states_grad, head_grad = ctx.saved_tensors
-        scaled = [None if own is None else own * grads[0].to(own.dtype) for own in (states_grad, head_grad)]
+        scaled = [None if grad is None else grad * grads[0].to(grad.dtype) for grad in (states_grad, head_grad)]
         return (*scaled, None, None, None, None)
 
 
-def autocasted(tensor: torch.Tensor | None) -> Any:
-    """To what autocast computes in, where it is on."""
+def autocast(tensor: torch.Tensor | None) -> Any:
+    """`tensor` in the dtype that autocast computes in, if it is on."""
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
-def _of_chunk(
-    loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor | None
+def _chunk_loss(
+    loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor, teacher_logits: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a chunk's float32 logits [n, V]: the loss's gradient by them, and total, cross-entropy and divergence."""
+    """The loss of a chunk, from float32 logits [n, V].
+
+    Returns its gradient by the logits [n, V], and the sums of total, cross-entropy and divergence [3].
+    """
     log_probs, labels = log_softmax(logits, -1), labels[:, None]
     ce = -log_probs.gather(1, labels).sum()
     kd, gradient = ce.new_zeros(()), torch.zeros_like(logits)
     if loss.ce:
         gradient.add_(log_probs.exp(), alpha=loss.ce)
         gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, -loss.ce))
-    if loss.kd and wanted is not None:
+    if loss.kd and teacher_logits is not None:
         t = loss.temperature
         student = log_probs if t == 1 else log_softmax(logits / t, -1)
-        divergences, slope = _DIVERGENCES[loss.divergence](log_softmax(wanted if t == 1 else wanted / t, -1), student)
+        teacher = log_softmax(teacher_logits if t == 1 else teacher_logits / t, -1)
+        divergences, slope = _DIVERGENCES[loss.divergence](teacher, student)
         kd = t * t * divergences.sum()
         gradient.add_(slope, alpha=loss.kd * t)
     return gradient, torch.stack([loss.ce * ce + loss.kd * kd, ce, kd])
 
 
-def apart(own: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum of |own - wanted|^2 / |wanted|^2 over the tokens whose next one counts.
+def relative_error(states: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum of |states - target|^2 / |target|^2 over the tokens that are learnt.
 
-    `own` and `wanted` are streams, [B, T, H], and `mask` [B, T - 1].
+    `states` and `target` are streams, [B, T, H]; `mask` [B, T - 1] says of which tokens the next one is learnt.
     """
-    own, wanted = (states[:, :-1][mask].float() for states in (own, wanted))
-    return ((own - wanted).square().sum(-1) / wanted.square().sum(-1)).sum()
+    states, target = (stream[:, :-1][mask].float() for stream in (states, target))
+    return ((states - target).square().sum(-1) / target.square().sum(-1)).sum()

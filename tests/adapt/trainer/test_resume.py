@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.adapt.world import conversations, distillation, logged, train, weights, write_recipe, write_rows
 from tests.convert.checkpoints import run
-
-from .world import conversations, distillation, logged, train, weights, write_recipe, write_rows
 
 SFT = pytest.param({"ce_weight": 1.0, "kd_weight": 0.0}, marks=pytest.mark.slow, id="SFT")
 
@@ -294,7 +293,7 @@ def test_what_was_killed_before_its_first_checkpoint_can_be_mended(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rewired.adapt.train.make_trainer", kill)
+        patched.setattr("rewired.adapt.run.make_trainer", kill)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "r.yaml", **keys)
     assert (tmp_path / "out" / "start" / "config.json").is_file()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rewired.adapt.alignment import add_alignment
-from rewired.adapt.teacher import beside
-from rewired.adapt.trainable import choose
+from rewired.adapt.losses.alignment import add_alignment
+from rewired.adapt.model.teacher import beside
+from rewired.adapt.model.trainable import choose
 from rewired.convert import Request, convert
+from tests.adapt.world import logits_of, make_rewired
 
 from .test_distillation import batch
-from .world import logits_of, make_rewired
 
 
 def aligned(folder: Path, layers: list[int], train: str = "rewired") -> Any:

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rewired.adapt import losses
-from rewired.adapt.losses import TokenLoss, token_loss
+from rewired.adapt.losses import token_loss as losses
+from rewired.adapt.losses.token_loss import TokenLoss, token_loss
 
 TOKENS, WIDTH, WORDS = 7, 5, 11
 

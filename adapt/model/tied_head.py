@@ -1,4 +1,4 @@
-"""A head that is the embedding, in a model that FSDP shards: what transformers leaves there is a step behind."""
+"""A head tied to the embedding in a model that FSDP2 shards: transformers leaves there the weight of a step before."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from torch.nn.functional import linear
 
 
 def tie(model: Any) -> None:
-    """Let the head of a sharded `model` be its embedding in every step."""
+    """Make the head of a sharded `model` use the embedding's weight in every step."""
     model.lm_head = TiedHead(model.model.embed_tokens)
     model.register_state_dict_post_hook(_with_head)
 
 
 class TiedHead(nn.Module):
-    """A head that has the embedding's weight: FSDP makes that whole for each step, and leaves `lm_head` the one of the
-    step before."""
+    """A head that reads the embedding's weight, which FSDP2 gathers anew for each step."""
 
     bias = None
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self._embedding = (embedding,)  # which is no part of this module
+        self._embedding = (embedding,)  # in a tuple, so that it is no submodule
 
     @property
     def weight(self) -> torch.Tensor:
@@ -35,5 +34,5 @@ class TiedHead(nn.Module):
 
 
 def _with_head(model: Any, tensors: dict[str, Any], *_: Any) -> None:
-    """A checkpoint has it under its own name; a file of safetensors does not hold one tensor under two."""
+    """Add the head under its own name, as checkpoints have it, in a copy: safetensors stores no tensor twice."""
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()

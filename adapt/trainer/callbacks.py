@@ -1,4 +1,4 @@
-"""What happens beside the steps of a training: it is watched, measured, and stopped when it goes wrong."""
+"""Callbacks of the trainer: logging before checkpoints, stopping when a loss diverges, and the held-out KL."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rewired.evaluate.divergence import divergence
 
-_MUCH = 3.0  # times the best loss so far: no noise of batches, but a training that diverges
-_HARD = 4.0  # nats a token: above a healthy model's cross-entropy on any text, however easy the texts before were
+_FAR_ABOVE = 3.0  # times the best loss so far: more than the noise between batches
+_HIGH = 4.0  # nats a token: above a healthy model's cross-entropy on any text, however easy the texts before were
 _PATIENCE = 5  # logs in a row
 
 
 class DivergedError(Exception):
-    """The loss is no number any more, or far above what it was; `good` is the last step that is known to be good."""
+    """A loss that is not finite, or stays far above its best; `good` is the last step that is known to be good."""
 
     def __init__(self, sentence: str, good: int) -> None:
         super().__init__(sentence)
@@ -27,43 +27,42 @@ class DivergedError(Exception):
 
 
 class LogBeforeSaving(TrainerCallback):
-    """Logs before each checkpoint: what is logged later is of later steps alone, also where a training goes on."""
+    """Logs before each checkpoint, so that a resumed training logs the same means over steps."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Whatever made the checkpoint due."""
+        """Logs whenever a checkpoint is due."""
         control.should_log |= control.should_save
 
     on_epoch_end = on_step_end
 
 
 class StopWhenDiverged(TrainerCallback):
-    """Stops when a logged loss stays far above the best so far: the one that is minimised, or the cross-entropy, which
-    tells also where the other is small by its weights or can't be large, as the Jensen-Shannon divergence.
+    """Stops when a logged loss stays far above its best: the one that is minimised, or the cross-entropy, which rises
+    even where the other is kept small by its weight or is bounded, as the Jensen-Shannon divergence is.
 
-    `is_cross_entropy` is what is minimised where no `ce` is logged beside it.
+    With `is_cross_entropy`, the loss that is minimised is the cross-entropy, and no `ce` is logged beside it.
     """
 
     def __init__(self, is_cross_entropy: bool) -> None:
-        self.losses = {"loss": _Loss(_HARD if is_cross_entropy else 0.0), "ce": _Loss(_HARD)}
-        self.good = 0  # whose weights gave a loss that is not far above
+        self.losses = {"loss": _Loss(_HIGH if is_cross_entropy else 0.0), "ce": _Loss(_HIGH)}
+        self.good = 0  # the last step whose weights gave a loss that is not far above
 
     def good_until(self, step: int) -> int:
-        """The last one whose weights are good, where those of `step` gave a number."""
+        """The last step that is known to be good, if the weights of `step` gave a finite loss."""
         return min(step, self.good) if self._is_above() else step
 
-    def doubts(self) -> str:
-        """What speaks against the last weights, in too few logs to stop; nothing where nothing does."""
-        found = (f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
-        return " and ".join(found)
+    def high_losses(self) -> str:
+        """The losses that are far above their best, in too few logs to stop; empty if none is."""
+        return " and ".join(f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Looks at what was logged before a training that is gone on with was cut off."""
+        """Looks at what was logged before a training was resumed."""
         self.look_back(state)
 
     def look_back(self, state: TrainerState) -> None:
-        """At all that was logged before."""
+        """Looks at all that was logged so far."""
         for entry in state.log_history:
             self._look(entry, int(entry["step"]))
 
@@ -87,11 +86,12 @@ class StopWhenDiverged(TrainerCallback):
 
 
 class _Loss:
-    """One that is watched. The best is that of several logs: in a log of few tokens it may be small by luck."""
+    """A loss that is watched. Its best is a median over several logs: one log of few tokens may be low by chance."""
 
-    def __init__(self, least: float) -> None:
-        self.least = least  # that is far above
-        self.best, self.above = math.inf, 0  # in so many logs, the last ones
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold  # below which no loss counts as far above
+        self.best = math.inf
+        self.above = 0  # the number of last logs in which it is far above
         self.last = deque[float](maxlen=_PATIENCE)
 
     def __str__(self) -> str:
@@ -102,11 +102,11 @@ class _Loss:
         self.last.append(loss)
         if is_first or len(self.last) == _PATIENCE:
             self.best = min(self.best, median(self.last))
-        self.above = self.above + 1 if loss > max(_MUCH * self.best + 1, self.least) else 0
+        self.above = self.above + 1 if loss > max(_FAR_ABOVE * self.best + 1, self.threshold) else 0
 
 
 class MeasureDivergence(TrainerCallback):
-    """How far the model is from the original on text that it is never trained on, before, while and after it is."""
+    """Measures KL(original || model) on held-out texts, each [T], before, during and after the training."""
 
     def __init__(
         self,
@@ -119,25 +119,24 @@ class MeasureDivergence(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Before the first step; not when a training is gone on with."""
+        """Measures before the first step, unless the training is resumed."""
         if state.global_step == 0:
             self._measure(others["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Every so many steps, and after the last."""
+        """Measures every so many steps, and after the last one."""
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
             was_due = control.should_log
             self._measure(others["model"])
-            control.should_log = was_due  # a log of our own counts as the one that is due
+            control.should_log = was_due  # our own log counts as the one that is due
 
     def _measure(self, model: Any) -> None:
         was_training = model.training
         model.eval()
         texts = [ids.to(model.device) for ids in self.texts]
-        found = divergence(
+        measured = divergence(
             lambda ids: model(input_ids=ids, original=True), lambda ids: model(input_ids=ids).logits, texts
         )
         model.train(was_training)
-        self.log(
-            {"held_out_kl": found.kl, "held_out_perplexity": found.perplexity, "held_out_top1": found.agreement[1]}
-        )
+        kl, perplexity, top1 = measured.kl, measured.perplexity, measured.agreement[1]
+        self.log({"held_out_kl": kl, "held_out_perplexity": perplexity, "held_out_top1": top1})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from rewired.adapt.callbacks import DivergedError, StopWhenDiverged
+from rewired.adapt.trainer.callbacks import DivergedError, StopWhenDiverged
 
 
 def feed(losses: list[float], each: int = 10, cut_off_after: int = 0, **others: list[float]) -> StopWhenDiverged:

@@ -16,15 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from trl import SFTConfig
 
-from rewired.adapt.distillation import add_losses
-from rewired.adapt.losses import TokenLoss
-from rewired.adapt.sharded_trainer import ShardedTrainer
-from rewired.adapt.teacher import sharded
-from rewired.adapt.trainer import AdaptTrainer
+from rewired.adapt.losses.distillation import add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import sharded
+from rewired.adapt.trainer.sharded import ShardedTrainer
+from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.ranks import run_on_ranks
-from tests.convert.checkpoints import run
-
-from .world import (
+from tests.adapt.world import (
     LADDER,
     conversations,
     load,
@@ -36,9 +34,10 @@ from .world import (
     write_recipe,
     write_rows,
 )
+from tests.convert.checkpoints import run
 
 STEPS, ROWS = 50, 4
-CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
+CONFIGS = Path(__file__).parents[3] / "recipes" / "accelerate"
 ADAPT, ON_CPUS = ["-m", "rewired.adapt"], [str(Path(__file__).parent / "on_cpus.py")]
 LAUNCHERS = {
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node"],

@@ -1,4 +1,4 @@
-"""What a training was begun with, so that nothing else goes on with it."""
+"""The manifest of a run: what a training was begun with (`recipe.json`), so that nothing else resumes it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from .recipe.keys import Stage
+from ..recipe.keys import Stage
 
 _FILE = "recipe.json"
-_START = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # what a start is made by
-_TELLS = (  # nothing of what is trained; what is bad stops a training, or is left out
+_START_KEYS = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # which determine the start
+_FREE_KEYS = (  # which change nothing of what is trained: a bad row stops a training or is left out
     "skip_bad",
     "logging_dir",
     "logging_first_step",
@@ -36,11 +36,11 @@ _TELLS = (  # nothing of what is trained; what is bad stops a training, or is le
     "dataloader_prefetch_factor",
     "ddp_timeout",
 )
-_LASTS = ("max_steps", "num_train_epochs")
+_LENGTH_KEYS = ("max_steps", "num_train_epochs")
 
 
 def check_free(out: Path, resume: bool) -> None:
-    """Raise ValueError where no training may begin in `out`, or with `resume` go on."""
+    """Raise ValueError if no training may begin in `out`, or go on there with `resume`."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose another output_dir.")
     if out.exists() and not resume and any(path.name != _FILE for path in out.iterdir()):
@@ -48,10 +48,10 @@ def check_free(out: Path, resume: bool) -> None:
 
 
 def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
-    """Raise ValueError where what lies in `folder` was begun with another recipe, of so many `stages`.
+    """Raise ValueError if the training in `folder` was begun with another recipe than that of `stage`, one of `stages`.
 
-    `rows` is the fingerprint of the data. It is None for a stage that is finished: only what it told may change then.
-    Of one that saved no step anything may, but what a start that is there was made by.
+    `rows` is the fingerprint of the data; None for a stage that is finished, of which only reporting and saving may
+    change. Of a stage that has saved no step yet, all may change except what its start, if it exists, was made from.
     """
     has_steps = rows is None or any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     if not (folder / _FILE).is_file():
@@ -59,7 +59,7 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
             raise ValueError(f"{folder} has no {_FILE}, so nobody knows what it holds: choose another output_dir.")
         return
     before, now = _read(folder), _keys(stage, folder, stages, rows)
-    may_change = _TELLS if rows is None else (*_TELLS, *_LASTS)
+    may_change = _FREE_KEYS if rows is None else (*_FREE_KEYS, *_LENGTH_KEYS)
     has_start = has_steps or (folder / "start" / "config.json").is_file()
     for part in ["start"] * has_start + ["training"] * has_steps:
         for name in before[part] | now[part]:
@@ -70,13 +70,13 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
 
 
 def check_layout(out: Path, stages: int) -> None:
-    """Raise ValueError where `out` holds one training of several stages, or stages of one."""
+    """Raise ValueError if `out` holds a single training and the recipe has several `stages`, or the other way round."""
     if (out / _FILE).is_file() if stages > 1 else any(out.glob("stage-*")):
         raise ValueError(f"{out} was begun with another number of stages: choose another output_dir.")
 
 
 def begin(stage: Stage, folder: Path, stages: int, rows: str) -> None:
-    """Keep what `stage` is begun with. Raises ValueError where `folder` was begun with another recipe."""
+    """Write the manifest of `stage`. Raises ValueError if `folder` was begun with another recipe."""
     state = PartialState()
     check(stage, folder, stages, rows)
     state.wait_for_everyone()  # all have looked
@@ -86,30 +86,30 @@ def begin(stage: Stage, folder: Path, stages: int, rows: str) -> None:
 
 
 def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
-    """All of our keys, those of TRL's and transformers' that were given, and how many ranks share a step's rows."""
+    """All of our keys, the given ones of TRL's and transformers', and the number of ranks that share a step's rows."""
     given = {name: value for name, value in stage.given.items() if name != "output_dir"}
     training = given | asdict(stage.recipe)
-    start = {name: training.pop(name) for name in _START}
-    if stages > 1 and Path(start["model"]).is_relative_to(folder.parent):  # what the stage before this one made
+    start = {name: training.pop(name) for name in _START_KEYS}
+    if stages > 1 and Path(start["model"]).is_relative_to(folder.parent):  # made by the stage before this one
         start["model"] = str(Path(start["model"]).relative_to(folder.parent))
     training |= {"number of ranks": PartialState().num_processes, "set of rows": rows}
     keys = {"start": start | {"number of stages": stages}, "training": training}
-    found: dict[str, dict[str, Any]] = json.loads(json.dumps(keys, default=str))
-    return found
+    as_read: dict[str, dict[str, Any]] = json.loads(json.dumps(keys, default=str))
+    return as_read
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        if found.keys() == {"start", "training"}:
-            return found
+        keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        if keys.keys() == {"start", "training"}:
+            return keys
     except ValueError:
         pass
     raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")
 
 
 def _write(keys: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Whole or not at all."""
+    """Write the manifest whole or not at all."""
     scratch = folder / f".{_FILE}"
     scratch.write_text(json.dumps(keys, indent=1) + "\n", encoding="utf-8")
     scratch.replace(folder / _FILE)

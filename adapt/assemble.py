@@ -1,0 +1,103 @@
+"""A stage's trainer, assembled: the student, its teacher, the losses between them, and TRL's trainer around them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import Trainer
+from transformers.trainer_utils import set_seed
+from trl import SFTConfig
+
+from .losses import liger, token_loss
+from .losses.alignment import add_alignment
+from .losses.distillation import add_losses
+from .losses.token_loss import TokenLoss
+from .model import teacher as teachers
+from .model.student import distributed_config, load_student, unwrapped
+from .model.teacher import Teacher
+from .model.trainable import rewired_layers
+from .preflight import CheckedStage
+from .recipe.keys import Recipe, Stage
+from .start import Start
+from .trainer.callbacks import LogBeforeSaving, MeasureDivergence
+from .trainer.sharded import ShardedTrainer
+from .trainer.trainer import AdaptTrainer
+
+
+def make_trainer(
+    stage: Stage, folder: Path, start: Start, checked: CheckedStage, checkpoint: str | None = None
+) -> AdaptTrainer:
+    """The trainer of `stage`, whose output goes to `folder`: to begin at `start`, or to go on from `checkpoint`."""
+    recipe = stage.recipe
+    config: Any = stage.config
+    set_seed(config.seed)  # LoRA's matrices are drawn before the trainer sets it
+    # the Trainer loads checkpoints into other models, but not into those that are sharded when they are loaded
+    weights = Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder
+    model = load_student(recipe, weights, config.model_init_kwargs)
+    needs_teacher = recipe.distills or bool(checked.held_out)
+    teacher = make_teacher(model, recipe, config, start) if needs_teacher else None  # before TRL wraps the model
+    trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
+        model=model,
+        args=_trainer_config(recipe, config, folder),
+        train_dataset=checked.corpus.endless(),
+        processing_class=checked.tokenizer,
+        callbacks=[LogBeforeSaving()],
+        losses=recipe.losses,
+    )
+    if teacher is not None:
+        _patch_forward(unwrapped(model), teacher, recipe, config)
+    if checked.held_out:
+        log = partial(Trainer.log, trainer)
+        trainer.add_callback(MeasureDivergence(checked.held_out, int(config.eval_steps), log))
+    return trainer
+
+
+def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) -> Teacher:
+    """The original of the student `model`."""
+    dtype = torch.bfloat16 if config.bf16 else None
+    if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
+        distributed = distributed_config(recipe)
+        return teachers.sharded(model, start.original, start.changed, start.ends_changed, dtype, distributed)
+    return teachers.beside(
+        unwrapped(model),
+        start.original,
+        start.changed,
+        start.ends_changed,
+        dtype=dtype,
+        device=config.device,
+        shares=not recipe.is_sharded,
+        whole=recipe.align,
+        without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
+    )
+
+
+def _patch_forward(student: Any, teacher: Teacher, recipe: Recipe, config: SFTConfig) -> None:
+    """Let the student's forward give its losses against the teacher, which SFT measures on held-out texts only."""
+    layers = rewired_layers(student.config)
+    if recipe.align:
+        add_alignment(student, teacher, layers)
+        return
+    loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
+    kernels = liger if config.use_liger_kernel else token_loss
+    add_losses(student, teacher, loss, recipe.hidden_weight, layers, kernels.token_loss)
+
+
+def _trainer_config(recipe: Recipe, config: SFTConfig, folder: Path) -> SFTConfig:
+    """A copy of the recipe's `config` without what TRL and transformers would do once more, or otherwise.
+
+    `dataclasses.replace` would call `__post_init__` on values that it has been called on before.
+    """
+    changed = copy(config)
+    changed.output_dir = str(folder)
+    changed.assistant_only_loss = False  # the labels say what is learnt
+    changed.use_liger_kernel = False  # transformers would patch the model, or refuse to
+    changed.model_init_kwargs = None  # the model is loaded
+    changed.chat_template_path = None  # the tokenizer has it
+    changed.save_only_model = recipe.is_sharded  # ShardedTrainer saves the rest
+    return changed

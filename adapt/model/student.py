@@ -1,0 +1,54 @@
+"""The student: the model that is trained, loaded whole or sharded over ranks, and frozen where it is not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import rewired  # noqa: F401 - registers the rewired classes
+
+from ..recipe.choices import LORA
+from ..recipe.keys import Recipe
+from .lora import add_lora
+from .tied_head import tie
+from .trainable import choose
+
+
+def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The model in `folder`, a PeftModel where LoRA is trained.
+
+    Raises ValueError for `model_init_kwargs` that from_pretrained does not take.
+    """
+    options: dict[str, Any] = {"dtype": torch.float32, **(model_init_kwargs or {})}
+    if recipe.is_sharded:
+        options["distributed_config"] = distributed_config(recipe)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
+        raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
+    # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
+    # backward would run through all the frozen layers below
+    model.enable_input_require_grads = lambda: None
+    if recipe.is_sharded and recipe.tp_size == 1 and model.config.tie_word_embeddings:
+        tie(model)
+    if recipe.train == LORA:
+        return add_lora(model, recipe)
+    choose(model, recipe.train)
+    return model
+
+
+def distributed_config(recipe: Recipe) -> DistributedConfig:
+    """How transformers shards the student, and its teacher, when it loads them."""
+    sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
+    return DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model that PEFT wraps, if it does."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

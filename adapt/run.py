@@ -1,0 +1,116 @@
+"""A run of `adapt`: a recipe's stages, one after another, each on the model that the one before it made.
+
+What happens in a step, and where to read it:
+
+    AdaptTrainer.compute_loss                        trainer/trainer.py: TRL's loop calls it for each batch
+      └─ model(input_ids, labels, distils=True)      losses/distillation.py: a forward that `add_losses` has patched
+           ├─ student's layers ─> states [N, H]      a hook puts the stream before the first layer that differs from
+           │     └─ hook ─> slot [B, T, H]           the original's into a slot: below it both models are the same
+           ├─ teacher(slot) ─> states [N, H]         model/teacher.py: the original's layers from there on, no gradient
+           ├─ token_loss(states, heads, labels)      losses/token_loss.py: ce and kd, in chunks of tokens
+           ├─ relative_error(streams)                after each rewired layer: hidden
+           └─> Losses(total, ce, kd, hidden, tokens)
+      └─ total / tokens of all ranks ─> backward     ce, kd and hidden are added up for the log
+
+With `align`, losses/alignment.py patches forward instead; in SFT without a teacher, TRL's own loss is computed.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from rewired.sources import checkpoint_folder
+
+from .assemble import make_trainer
+from .preflight import CheckedStage, check_stage
+from .recipe import checks
+from .recipe.keys import NO_REFIT, Stage
+from .save import save
+from .start import prepare
+from .trainer import checkpoints, run_manifest
+from .trainer.callbacks import DivergedError
+from .trainer.trainer import AdaptTrainer
+
+
+def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[..., None] = lambda *_: None) -> Path:
+    """Run all `stages`, each on the model that the one before it made, and return the folder of the last one's model.
+
+    Everything is written to the recipe's `output_dir`. With `resume`, the training there goes on from its last whole
+    checkpoint. Raises ValueError with one sentence for a recipe, a model or data that cannot be used, and for a loss
+    that diverges.
+    """
+    state, out = PartialState(), Path(str(stages[0].config.output_dir))
+    run_manifest.check_free(out, resume)
+    for stage in stages:
+        checks.check_devices(stage, state.num_processes)
+    state.wait_for_everyone()  # before any rank writes there
+    folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
+    finals = [*(folder / "final" for folder in folders[:-1]), out / "final"]
+    runs = [stages[0], *(_following(stage, before) for before, stage in zip(finals, stages[1:], strict=False))]
+    run_manifest.check_layout(out, len(stages))
+    done = max((n for n, final in enumerate(finals, start=1) if (final / "config.json").is_file()), default=0)
+    for run, folder in zip(runs[:done], folders, strict=False):
+        run_manifest.check(run, folder, len(stages), rows=None)
+    todo = range(done, len(stages))
+    with state.main_process_first():  # all that can be wrong is checked before hours of work
+        tokenizer = checkpoint_folder(stages[0].recipe.model)
+        checked = {number: check_stage(stages[: number + 1], tokenizer) for number in todo}
+    for number in todo:
+        run_manifest.begin(runs[number], folders[number], len(stages), checked[number].corpus.fingerprint)
+        _run(runs[number], folders[number], finals[number], checked[number], on_layer)
+        state.wait_for_everyone()
+        _free_memory()
+    return finals[-1]
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all ranks."""
+    return bool(PartialState().is_main_process)
+
+
+def _following(stage: Stage, before: Path) -> Stage:
+    """`stage` on the model in `before`, which the stage before it made, and whose trained weights are not refitted."""
+    return replace(stage, recipe=replace(stage.recipe, model=str(before), refit=NO_REFIT[0]))
+
+
+def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_layer: Callable[..., None]) -> None:
+    """One stage in `folder`: convert, assemble the trainer, train, and save the model to `final`."""
+    state = PartialState()
+    for note in checked.corpus.notes:
+        state.print(note)
+    with state.main_process_first():
+        start = prepare(stage.recipe, folder / "start", on_layer)
+    checkpoint = checkpoints.resume_point(folder)
+    trainer = make_trainer(stage, folder, start, checked, checkpoint)
+    _train(trainer, checkpoint, folder)
+    afterwards = [*checked.corpus.streamed(), *trainer.stability_warnings()]
+    for note in afterwards:
+        state.print(note)
+    save(trainer, stage, start, [*checked.corpus.notes, *afterwards], final)
+
+
+def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
+    """Train all steps that are left after `checkpoint`. Raises ValueError for a loss that diverges."""
+    try:
+        if not (checkpoint and trainer.load_finished(checkpoint)):
+            trainer.train(resume_from_checkpoint=checkpoint)
+    except DivergedError as error:
+        checkpoints.remove_after(folder, error.good)
+        saved, _ = checkpoints.last_whole(folder)
+        good = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
+        raise ValueError(
+            f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
+        ) from None
+
+
+def _free_memory() -> None:
+    """Free the models of a stage: a student that learns from a teacher is part of a reference cycle."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
