@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import rewired
+import rewired.model
 from rewired.cache import cache_folder
 
 from .harness import Task
@@ -43,11 +43,15 @@ def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
 
 @cache
 def code_sha256() -> str:
-    """Of what makes the answers: who changes the model's code must not be given the old one's answers."""
-    here = Path(__file__).parent
-    files = [*sorted(Path(rewired.__file__).parent.glob("*.py")), *(here / name for name in _ASKING)]
-    files += sorted(here.glob("tasks/*"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    """Of the code that makes the answers: with another model code, the answers of the old one do not count."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in answering_code())).hexdigest()
+
+
+def answering_code() -> list[Path]:
+    """The files of the model, and of this room all that prompts and scoring depend on."""
+    room = Path(__file__).parent
+    model = Path(rewired.model.__file__).parent
+    return [*sorted(model.glob("*.py")), *(room / name for name in _ASKING), *sorted(room.glob("tasks/*"))]
 
 
 def read(file: Path) -> Logs:

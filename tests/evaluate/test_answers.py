@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rewired.evaluate.answers import earlier, kept, paired, read, sample_file, write, write_samples
+from rewired.evaluate.answers import answering_code, earlier, kept, paired, read, sample_file, write, write_samples
 from rewired.evaluate.harness import Task
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.models import Model
@@ -173,6 +173,11 @@ def test_what_answers_do_not_depend_on_is_not(model: Model, task: Task) -> None:
     assert kept(model, task, SETTINGS) == kept(
         MODEL, TASK, {"batch_size": "4", "answers": dict(reversed(BASIS.items()))}
     )
+
+
+def test_answers_depend_on_the_code_of_the_model_and_of_the_tasks() -> None:
+    names = {file.name for file in answering_code()}
+    assert {"residual_stream.py", "modeling_rewired_llama.py", "harness.py", "alpaca_eval.yaml"} <= names
 
 
 def test_a_name_says_nothing_about_a_file(cache: Path) -> None:
