@@ -2,7 +2,7 @@
 
 .venv/bin/python bench/refit_variants.py            # all of them; what results/quality/variants.jsonl has is kept
 .venv/bin/python bench/refit_variants.py "ridge"    # only those whose names begin so
-.venv/bin/python bench/refit_variants.py --model small-llama   # on another model than SmolLM2 (bench/small_llama.py)
+.venv/bin/python bench/refit_variants.py --model small-llama   # the model of studies/small_llama.py
 
 On a plain ladder, since that one lacks most.
 """
@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from quality import FOLDER, MODEL, WINDOWS, WIRINGS, compare, held_out, told
+from quality import FOLDER, MODEL, WINDOWS, WIRINGS, as_row, compare, held_out
 from transformers import AutoConfig
 from transformers.utils import logging
 from variants import VARIANTS
@@ -51,7 +51,7 @@ def main() -> None:
                 if name == "a bias":
                     config = json.loads((out / "config.json").read_text()) | {"attention_bias": True, "mlp_bias": True}
                     (out / "config.json").write_text(json.dumps(config))
-                found = {kind: told(one) for kind, one in compare(source, out, texts).items()}
+                found = {kind: as_row(one) for kind, one in compare(source, out, texts).items()}
             with result.open("a") as file:
                 file.write(json.dumps([name, layers, tokens, found, RECIPE, WINDOWS]) + "\n")
             print(name, layers, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)

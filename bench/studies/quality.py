@@ -1,11 +1,12 @@
-"""How good wirings are right after conversion, and after a refit: KL to the original on text that no fit has seen.
+"""The quality of every wiring right after conversion and after a refit: KL to the original on held-out text.
 
-.venv/bin/python bench/quality.py             # every wiring below
-.venv/bin/python bench/quality.py ladder-15   # only those whose names begin so
-.venv/bin/python bench/quality.py --model small-llama   # of another model than SmolLM2 (bench/small_llama.py)
-.venv/bin/python bench/quality.py --whole ladder-peek-0-30   # on all text of the packaged mix that no fit has seen
+.venv/bin/python bench/studies/quality.py                      # every wiring below
+.venv/bin/python bench/studies/quality.py ladder-15            # only those whose names begin with this
+.venv/bin/python bench/studies/quality.py --model small-llama  # the model of small_llama.py instead of SmolLM2
+.venv/bin/python bench/studies/quality.py --whole ladder-peek-0-30  # on all held-out text of the packaged mix
 
-What results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) has of the refit as it is now is kept.
+Rows that results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) already has of the current refit are
+not measured again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix
 from rewired.text.windows import Cutter
 
-FOLDER = Path(__file__).parents[1] / "results" / "quality"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
 MODEL = "smollm2-135m"
 KINDS = ("prose", "chat", "code")
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
@@ -58,8 +59,8 @@ FITS: dict[str, RefitRequest | None] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
-    parser.add_argument("--model", default=MODEL, help="a checkpoint; another one's rows go to a file of their own")
-    parser.add_argument("--whole", action="store_true", help="on each file, as far as it is kept back from fits")
+    parser.add_argument("--model", default=MODEL, help="a checkpoint; rows of another one go to another file")
+    parser.add_argument("--whole", action="store_true", help="on all held-out text of each file of the packaged mix")
     args = parser.parse_args()
     logging.disable_progress_bar()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def _rows(layers: int) -> Iterator[dict[str, Any]]:
-    """Of the last quarter, half and three quarters of so many layers, and of all."""
+    """A row to measure for each fit and wiring, of the last quarter, half, three quarters and all of the layers."""
     for fit in FITS:
         for quarters in (1, 2, 3, 4):
             for wiring, entry in WIRINGS.items():
@@ -108,8 +109,8 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
     row["recipe"] = RECIPE if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
-    row["on"] = {name: told(found) for name, found in compare(source, out, texts).items()}
-    print(_name(row), {name: round(found["kl"], 3) for name, found in row["on"].items()}, flush=True)
+    row["on"] = {kind: as_row(measured) for kind, measured in compare(source, out, texts).items()}
+    print(_name(row), {kind: round(on["kl"], 3) for kind, on in row["on"].items()}, flush=True)
 
 
 def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
@@ -121,7 +122,7 @@ def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict
 
 @cache
 def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From input_ids to logits; what is before the head is computed once for each window."""
+    """The original model as a function from input_ids to logits, which computes the last states of a window once."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     states = dict[bytes, torch.Tensor]()
 
@@ -129,14 +130,14 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
         key = ids.numpy().tobytes()
         if key not in states:
             states[key] = model.model(ids).last_hidden_state
-        found: torch.Tensor = model.lm_head(states[key])
-        return found
+        result: torch.Tensor = model.lm_head(states[key])
+        return result
 
     return logits
 
 
 def held_out(source: Path) -> dict[str, torch.Tensor]:
-    """Prose and chat from the far end of the packaged mix, which no calibration here reaches; code: Python's own."""
+    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     alpaca, c4, dpo, wiki = (documents[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -149,7 +150,7 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
 
 
 def kept_back(source: Path) -> dict[str, torch.Tensor]:
-    """All windows of each file of the packaged mix that no calibration reaches."""
+    """All held-out windows of each file of the packaged mix."""
     cutter = Cutter(AutoTokenizer.from_pretrained(source))
     return {
         name: torch.stack(cutter.in_order(documents[-(len(documents) // KEPT_BACK) :], len(documents)))
@@ -157,8 +158,10 @@ def kept_back(source: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def told(found: Divergence) -> dict[str, Any]:
-    return {name: value for name, value in asdict(found).items() if name != "agreement"} | {"top1": found.agreement[1]}
+def as_row(measured: Divergence) -> dict[str, Any]:
+    """A divergence as result files hold it."""
+    row = asdict(measured)
+    return {name: value for name, value in row.items() if name != "agreement"} | {"top1": measured.agreement[1]}
 
 
 if __name__ == "__main__":

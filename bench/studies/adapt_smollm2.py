@@ -1,13 +1,13 @@
-"""What a training makes of SmolLM2-135M: SFT against distillation, with and without a refit, at equal tokens.
+"""Trainings of SmolLM2-135M compared: SFT against distillation, with and without a refit, at equal tokens.
 
     .venv/bin/rewired data fetch instruct .instruct
-    .venv/bin/python bench/adapt_smollm2.py              # all of them, hours; what results/adapt-smollm2 has is kept
-    .venv/bin/python bench/adapt_smollm2.py "ladder 15"  # those whose names begin so
+    .venv/bin/python bench/studies/adapt_smollm2.py              # all that results/adapt-smollm2 lacks; hours
+    .venv/bin/python bench/studies/adapt_smollm2.py "ladder 15"  # only those whose names begin with this
 
-All read the same rows of ShareGPT and natural instructions, and are trained in bfloat16 with weights in float32. KL to
-the original and perplexity are measured as in `bench/quality.py`, on text of which none is trained on. The trained
-models stay in build/adapt-smollm2, for `evaluate`; a killed run goes on where it was. What `evaluate --suite quick`
-says of them is read from results/adapt-smollm2/quick, where its README has the command.
+All read the same rows of ShareGPT and Natural Instructions, and are trained in bfloat16 with weights in float32. KL to
+the original and perplexity are measured as in quality.py, on held-out text. The trained models stay in
+build/adapt-smollm2 for `evaluate`, and a killed run resumes. The column *quick* is read from
+results/adapt-smollm2/quick, whose README has the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from quality import FILES, KINDS, MODEL, WIRINGS, compare, held_out, told
+from quality import FILES, KINDS, MODEL, WIRINGS, as_row, compare, held_out
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -32,7 +32,7 @@ from rewired.sources import checkpoint_folder
 from rewired.text import MIX
 from rewired.text.documents import sources
 
-REPO = Path(__file__).parents[1]
+REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "results" / "adapt-smollm2"
 RESULT = FOLDER / "measured.jsonl"
 QUICK, ORIGINAL = FOLDER / "quick" / "results.json", "smollm2-135m"
@@ -75,15 +75,15 @@ def main() -> None:
             if name in known or not name.startswith(tuple(sys.argv[1:]) or ""):
                 continue
             model = _made(name, wiring, training, Path(scratch))
-            found = {kind: told(one) for kind, one in compare(source, model, texts).items()}
+            on = {kind: as_row(divergence) for kind, divergence in compare(source, model, texts).items()}
             tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
-            row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": found}
+            row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on}
             with RESULT.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             (FOLDER / "measured.md").write_text(table())
             if training not in (None, REFIT):
                 shutil.copy(model / "curves.png", FOLDER / f"{_file_name(name)}.png")
-            print(name, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
+            print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -91,8 +91,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 def table() -> str:
-    """What is measured so far, in the order of `runs`."""
-    measured, right = {row["name"]: row for row in rows()}, quick()
+    """The measured runs in the order of `runs`."""
+    measured, quick_scores = {row["name"]: row for row in rows()}, quick()
     lines = [
         "| training | tokens | KL prose | chat | code | perplexity prose | chat | code | quick |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -100,36 +100,36 @@ def table() -> str:
     if measured:
         on = rows()[-1]["on"]
         originals = [f"{on[kind]['perplexity_original']:.1f}" for kind in KINDS]
-        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals, right.get(ORIGINAL, '')])} |")
+        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals, quick_scores.get(ORIGINAL, '')])} |")
     for name, _, training in (run for run in runs() if run[0] in measured):
         on = [measured[name]["on"][kind] for kind in KINDS]
         kls = [f"{one['kl']:.3f} ± {one['kl_standard_error']:.3f}" for one in on]
         perplexities = [f"{one['perplexity']:.1f}" for one in on]
         tokens, folder = format(measured[name]["tokens"], ","), evaluated(name, training)
-        lines.append(f"| {' | '.join([name, tokens, *kls, *perplexities, right.get(folder, '')])} |")
+        lines.append(f"| {' | '.join([name, tokens, *kls, *perplexities, quick_scores.get(folder, '')])} |")
     return "\n".join(lines) + "\n"
 
 
 def quick() -> dict[str, str]:
-    """How much of the suite `quick` each model gets right, in %, and how much more than the original."""
+    """Each model's average over the suite `quick` in %, with the paired difference to the original."""
     if not QUICK.exists():
         return {}
     average = json.loads(QUICK.read_text())["average"]
-    told = {name: f"{100 * value:.1f}" for name, value in average["values"].items()}
+    scores = {name: f"{100 * value:.1f}" for name, value in average["values"].items()}
     for name, delta in average["deltas"].items():
-        told[name] += f" ({100 * delta:+.1f} ± {100 * average['delta_standard_errors'][name]:.1f})"
-    return told
+        scores[name] += f" ({100 * delta:+.1f} ± {100 * average['delta_standard_errors'][name]:.1f})"
+    return scores
 
 
 def evaluated(name: str, training: dict[str, Any] | None) -> str:
-    """The folder in build/adapt-smollm2 that `evaluate` is given; without a training, where one starts."""
+    """The model's folder below build/adapt-smollm2: a training's end or, without a training, the start of one."""
     if training in (None, REFIT):
         return f"{_file_name(name.replace('converted', 'SFT').replace('refit', 'refit + distillation'))}/start"
     return f"{_file_name(name)}/final"
 
 
 def _write_rows(paths: Collection[str]) -> None:
-    """Those that are made here, always the same."""
+    """Write those of the training files that are derived from others; they are always the same."""
     MADE.mkdir(parents=True, exist_ok=True)
     if TEXTS["path"] in paths:
         write_texts(REPO / TEXTS["path"])
@@ -138,7 +138,7 @@ def _write_rows(paths: Collection[str]) -> None:
 
 
 def write_mix() -> None:
-    """What refits are fitted on: of each file of the packaged mix all but what is kept back to judge."""
+    """The text that refits are fitted on: each file of the packaged mix without its held-out part."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(MODEL))
     for entry, documents in zip(MIX_ROWS, sources(MIX), strict=True):
         rows = list[dict[str, Any]]()
@@ -152,7 +152,7 @@ def write_mix() -> None:
 
 
 def write_texts(out: Path) -> None:
-    """Plain texts, which begin with any word: of each conversation the longest turn, from its first third on."""
+    """Plain texts that begin with any word: the longest turn of each conversation without its first third."""
     with (REPO / ROWS[0]["path"]).open() as chats:
         turns = [[turn["value"] for turn in json.loads(chat)["conversations"]] for chat in chats]
     longest = [max(chat, key=len, default="").split(" ") for chat in turns]
@@ -161,16 +161,16 @@ def write_texts(out: Path) -> None:
 
 
 def runs() -> list[Run]:
-    found = list[Run]()
+    every = list[Run]()
     for layers in ("15-30", "0-30"):
         ladder, peek = ([WIRINGS[name] | {"layers": layers}] for name in ("ladder", "ladder-peek"))
         trainings = TRAININGS | MORE[layers]
-        found += [(f"ladder {layers}, {name}", ladder, training) for name, training in trainings.items()]
-        found += _with_refit(f"ladder-peek {layers}", peek)
+        every += [(f"ladder {layers}, {name}", ladder, training) for name, training in trainings.items()]
+        every += _with_refit(f"ladder-peek {layers}", peek)
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
-        found += _with_refit(f"{name} 15-30", [WIRINGS[name] | {"layers": "15-30"}])
+        every += _with_refit(f"{name} 15-30", [WIRINGS[name] | {"layers": "15-30"}])
     dense = [{"layers": "0-30", "preset": "standard"}]
-    return [*found, ("dense, SFT", dense, SFT)]
+    return [*every, ("dense, SFT", dense, SFT)]
 
 
 def _with_refit(name: str, wiring: list[dict[str, Any]]) -> list[Run]:
@@ -178,7 +178,7 @@ def _with_refit(name: str, wiring: list[dict[str, Any]]) -> list[Run]:
 
 
 def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | None, scratch: Path) -> Path:
-    """The folder of the trained model, or of the one that is converted only."""
+    """Make the model of a run; its folder."""
     if training is None:
         return convert(MODEL, scratch / name, Request(wiring)).out
     if training is REFIT:

@@ -1,9 +1,9 @@
-"""What choosing layers is worth: `rewired select` against the last n, the papers' choice, on text that no fit has seen.
+"""The gain from choosing layers: `rewired select` against the last n, as in the papers, on held-out text.
 
-.venv/bin/python bench/select_quality.py            # every row below; what results/quality/selected.jsonl has is kept
-.venv/bin/python bench/select_quality.py ladder-8   # only those whose names begin so
+.venv/bin/python bench/studies/select_quality.py            # every row that results/quality/selected.jsonl lacks
+.venv/bin/python bench/studies/select_quality.py ladder-8   # only those whose names begin with this
 
-Scores, and the measurements that `rewired select` itself takes, lie in the user's cache: the first run takes longest.
+The first run takes longest: `rewired select` caches its scores and measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import FOLDER, MODEL, WIRINGS, compare, held_out, is_current, told
+from quality import FOLDER, MODEL, WIRINGS, as_row, compare, held_out, is_current
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
@@ -25,7 +25,7 @@ from rewired.sources import checkpoint_folder
 
 RESULT = FOLDER / "selected.jsonl"
 TOKENS = 32_768
-# what is asked of `rewired select`; --exposed 30 is what a ladder in 15 layers saves
+# arguments of `rewired select`; a ladder in 15 layers leaves 30 all-reduces exposed
 REQUESTS = {
     "ladder-8": SelectRequest("ladder", budget=8, measure=False),
     "ladder-15": SelectRequest("ladder", budget=15, measure=False),
@@ -50,21 +50,21 @@ def main() -> None:
             for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
                 if which not in wanted:
                     continue
-                found = measured_before(candidate.wiring) or measured(candidate.wiring, source, texts)
-                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, found, RECIPE]
+                on = measured_before(candidate.wiring) or measured(candidate.wiring, source, texts)
+                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, on, RECIPE]
                 with RESULT.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-                print(name, which, {kind: round(one["kl"], 3) for kind, one in found.items()}, flush=True)
+                print(name, which, {kind: round(row["kl"], 3) for kind, row in on.items()}, flush=True)
 
 
 def measured(wiring: list[dict[str, Any]], source: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         out = convert(source, Path(scratch) / "model", Request(wiring, refit=RefitRequest(tokens=TOKENS))).out
-        return {kind: told(one) for kind, one in compare(source, out, texts).items()}
+        return {kind: as_row(divergence) for kind, divergence in compare(source, out, texts).items()}
 
 
 def measured_before(wiring: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What bench/quality.py found of it."""
+    """The row of this wiring that quality.py wrote, if it is current."""
     for line in (FOLDER / "measured.jsonl").read_text().splitlines():
         row = json.loads(line)
         is_it = row["fit"] == "refit 32k" and [WIRINGS.get(row["wiring"], {}) | {"layers": row["layers"]}] == wiring

@@ -1,6 +1,6 @@
-"""results/quality: measured.jsonl as a table and, with selected.jsonl, as the picture frontier.png; the other tables.
+"""The tables of results/quality, and its picture frontier.png, made from the .jsonl files there.
 
-.venv/bin/python bench/quality_report.py
+.venv/bin/python bench/studies/quality_report.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quality import FILES, KINDS, WINDOWS
 
 from rewired.refit.run import RECIPE
 
-FOLDER = Path(__file__).parents[1] / "results" / "quality"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
 DRAWN_SINCE = 6  # the oldest recipe of the picture: later ones give the same but where the first layers are rewired
 
 
@@ -52,11 +52,11 @@ def _read(path: Path) -> list[Any]:
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
     lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, which, wiring, exposed, _, found, recipe in rows:
+    for name, which, wiring, exposed, _, on, recipe in rows:
         layers = "; ".join(
             f"{entry['preset']}{' + peek' * entry.get('peek', False)} {entry['layers']}" for entry in wiring
         )
-        kls = [f"{found[kind]['kl']:.3f} ± {found[kind]['kl_standard_error']:.3f}" for kind in KINDS]
+        kls = [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {layers}', str(exposed), *kls])} |")
     return "\n".join(lines) + "\n"
 
@@ -65,8 +65,8 @@ def variants_table(rows: list[list[Any]]) -> str:
     """KL of every variant, side by side for the layers that it was tried on."""
     lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
     newest = {(row[0], row[1]): row for row in rows}.values()
-    for name, layers, tokens, found, recipe, _ in sorted(newest, key=lambda row: row[1]):
-        kls = [f"{found[kind]['kl']:.3f}" for kind in KINDS]
+    for name, layers, tokens, on, recipe, _ in sorted(newest, key=lambda row: row[1]):
+        kls = [f"{on[kind]['kl']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([layers, name + _of(recipe), f'{tokens:,}', *kls])} |")
     return "\n".join(lines) + "\n"
 
@@ -76,7 +76,7 @@ def _of(recipe: int) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """KL of every row, and what the refit leaves of conversion's on the same windows."""
+    """KL of every row and, in brackets, the share that a refit leaves of the KL right after conversion."""
     converted = {(row["wiring"], row["layers"], row["windows"]): row for row in rows if row["fit"] == "converted"}
     original = rows[-1]["on"]
     lines = [
@@ -108,7 +108,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def whole_table(rows: list[dict[str, Any]]) -> str:
-    """KL on every file of the packaged mix, as far as it is kept back; and the tokens of that."""
+    """KL on the held-out text of every file of the packaged mix, with the number of its tokens."""
     on = rows[-1]["on"]
     names = " | ".join(f"{name} ({on[name]['tokens']:,} tokens)" for name in FILES)
     lines = [f"| layers | wiring | waited for | weights | {names} |", f"|{'---|' * (4 + len(FILES))}"]
@@ -120,24 +120,24 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _mark(row: dict[str, Any]) -> str:
-    """What sets a row apart from those that would be measured now."""
-    told = [f"recipe {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
+    """How a row was measured, where that is not how it would be measured now."""
+    marks = [f"recipe {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
     if row["windows"] != WINDOWS:
-        told.append(f"{row['windows']} windows")
-    return f" ({', '.join(told)})" if told else ""
+        marks.append(f"{row['windows']} windows")
+    return f" ({', '.join(marks)})" if marks else ""
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, over counts of layers.
+    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, a point a number of layers.
 
-    Refits are those of 64 k tokens where such were measured, else of 32 k.
+    A refit's point is that of 64 k tokens where it was measured, else that of 32 k.
     """
     figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
     colours = {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
     for kind, axis in zip(("prose", "chat"), axes, strict=True):
         for wiring, colour in colours.items():
-            own = [row for row in rows if row["wiring"] == wiring]
-            before, after = _line(own, kind, ("converted",)), _line(own, kind, ("refit 64k", "refit 32k"))
+            of_wiring = [row for row in rows if row["wiring"] == wiring]
+            before, after = _line(of_wiring, kind, ("converted",)), _line(of_wiring, kind, ("refit 64k", "refit 32k"))
             axis.plot(*before, "o:", color=colour, markerfacecolor="white", markersize=4, linewidth=0.7, alpha=0.6)
             axis.plot(*after, "o-", color=colour, label=wiring)
         for asked, colour in (("ladder", colours["ladder"]), ("spd", colours["desync-2x"]), ("mix", "black")):
@@ -161,9 +161,9 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
 
 
 def _line(rows: list[dict[str, Any]], kind: str, fits: Sequence[str]) -> tuple[list[int], list[float]]:
-    """All-reduces and KL, by the first of `fits` that was measured of each count of layers, fewest layers first."""
-    found = {row["layers"]: row for fit in reversed(fits) for row in rows if row["fit"] == fit}
-    ordered = sorted(found.values(), key=lambda row: int(row["layers"].split("-")[0]), reverse=True)
+    """All-reduces and KL of each number of layers, fewest first, from the first of `fits` that was measured."""
+    by_layers = {row["layers"]: row for fit in reversed(fits) for row in rows if row["fit"] == fit}
+    ordered = sorted(by_layers.values(), key=lambda row: int(row["layers"].split("-")[0]), reverse=True)
     return [row["exposed"] for row in ordered], [row["on"][kind]["kl"] for row in ordered]
 
 

@@ -1,6 +1,6 @@
-"""What each wiring does to a real model right after conversion: perplexity on our page of prose, no weight changed.
+"""The damage of each wiring to a real model right after conversion: perplexity on the packaged page of prose.
 
-.venv/bin/python bench/conversion_damage.py --write
+.venv/bin/python bench/studies/conversion_damage.py --write
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import Request, convert
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "results" / "smollm2-conversion.md"
 WINDOWS, LENGTH = 4, 512
 
@@ -57,9 +57,10 @@ def main() -> None:
         source = convert("smollm2-135m", folder / "source", dense).out
         original = 0.0
         for number, (name, entry) in enumerate(WIRINGS):
-            found = perplexity(convert(source, folder / str(number), Request([entry])).out)
-            original = original or found
-            lines.append(f"| {entry['layers']} | {name} | {found:.1f} | {found / original:.3f} |")
+            rewired_perplexity = perplexity(convert(source, folder / str(number), Request([entry])).out)
+            original = original or rewired_perplexity
+            ratio = rewired_perplexity / original
+            lines.append(f"| {entry['layers']} | {name} | {rewired_perplexity:.1f} | {ratio:.3f} |")
             print(lines[-1], flush=True)
     if arguments.write:
         RESULT.write_text(_HEAD.format(command=shlex.join(["python", *sys.argv])) + "\n".join(lines) + "\n")
