@@ -14,35 +14,38 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import FILES, KINDS, WINDOWS
+from quality import FILES, KINDS, WINDOWS, is_current
 
 from rewired.refit.run import RECIPE
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
-DRAWN_SINCE = 6  # the oldest recipe of the picture: later ones give the same but where the first layers are rewired
 
 
 def main() -> None:
     measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
-    for path in FOLDER.glob("measured*.jsonl"):
-        path.with_suffix(".md").write_text(table(_read(path)))
+    (FOLDER / "measured.md").write_text(table([row for row in measured if is_current(row)]))
+    small = FOLDER / "measured-small-llama.jsonl"
+    small.with_suffix(".md").write_text(table(_read(small)))
     for path in FOLDER.glob("whole*.jsonl"):
         path.with_suffix(".md").write_text(whole_table(_read(path)))
     for path in FOLDER.glob("variants*.jsonl"):
         path.with_suffix(".md").write_text(variants_table(_read(path)))
-    selected = list({tuple(row[:2]): row for row in selected}.values())
-    current = [row for row in selected if row[-1] >= DRAWN_SINCE]
-    frontier([row for row in newest(measured) if _is_drawn(row)], current, FOLDER / "frontier.png")
-    if selected:
-        (FOLDER / "selected.md").write_text(selected_table(selected))
+    selected = [row for row in selected if row[-1] == RECIPE]
+    (FOLDER / "selected.md").write_text(selected_table(selected))
+    rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
+    refitted = {row["wiring"] for row in rows if row["fit"] != "converted"}
+    frontier([row for row in rows if row["wiring"] in refitted], selected, FOLDER / "frontier.png")
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(row["wiring"], row["layers"], row["fit"]): row for row in rows}.values())
 
 
-def _is_drawn(row: dict[str, Any]) -> bool:
-    return row["windows"] == WINDOWS and (row["fit"] == "converted" or row["recipe"] >= DRAWN_SINCE)
+def _last(row: list[Any]) -> dict[str, Any]:
+    """The last layers of `selected.jsonl` as a row of `measured.jsonl`."""
+    [entry] = (entry for entry in row[2] if entry["preset"] != "standard")
+    wiring = {"ladder": "ladder", "desync": "desync-2x"}[entry["preset"]]
+    return {"wiring": wiring, "layers": entry["layers"], "fit": "refit 32k", "exposed": row[3], "on": row[5]}
 
 
 def _read(path: Path) -> list[Any]:
@@ -51,7 +54,7 @@ def _read(path: Path) -> list[Any]:
 
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
-    lines = ["| asked for | layers | waited for | KL prose | chat | code |", "|---|---|---|---|---|---|"]
+    lines = ["| asked for | layers | exposed | KL prose | chat | code |", "|---|---|---|---|---|---|"]
     for name, which, wiring, exposed, _, on, recipe in rows:
         layers = "; ".join(
             f"{entry['preset']}{' + peek' * entry.get('peek', False)} {entry['layers']}" for entry in wiring
@@ -72,7 +75,7 @@ def variants_table(rows: list[list[Any]]) -> str:
 
 
 def _of(recipe: int) -> str:
-    return "" if recipe == RECIPE else f" (recipe {recipe})"
+    return "" if recipe == RECIPE else f" (version {recipe})"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -80,7 +83,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     converted = {(row["wiring"], row["layers"], row["windows"]): row for row in rows if row["fit"] == "converted"}
     original = rows[-1]["on"]
     lines = [
-        "| layers | wiring | waited for | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
+        "| layers | wiring | exposed | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         "| | original | | original | 0 | 0 | 0 | "
         + " | ".join(f"{original[kind]['perplexity_original']:.1f}" for kind in KINDS)
@@ -111,7 +114,7 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
     """KL on the held-out text of every file of the packaged mix, with the number of its tokens."""
     on = rows[-1]["on"]
     names = " | ".join(f"{name} ({on[name]['tokens']:,} tokens)" for name in FILES)
-    lines = [f"| layers | wiring | waited for | weights | {names} |", f"|{'---|' * (4 + len(FILES))}"]
+    lines = [f"| layers | wiring | exposed | weights | {names} |", f"|{'---|' * (4 + len(FILES))}"]
     for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
         kls = [f"{row['on'][name]['kl']:.3f} ± {row['on'][name]['kl_standard_error']:.3f}" for name in FILES]
         cells = [row["layers"], row["wiring"], str(row["exposed"]), row["fit"], *kls]
@@ -120,15 +123,15 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _mark(row: dict[str, Any]) -> str:
-    """How a row was measured, where that is not how it would be measured now."""
-    marks = [f"recipe {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
+    """What sets a row apart from those that would be measured now."""
+    marks = [f"version {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
     if row["windows"] != WINDOWS:
         marks.append(f"{row['windows']} windows")
     return f" ({', '.join(marks)})" if marks else ""
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:
-    """KL on prose and chat over the all-reduces that a token waits for: a line a wiring, a point a number of layers.
+    """KL on prose and chat over the exposed all-reduces of a token: a line a wiring, over counts of layers.
 
     A refit's point is that of 64 k tokens where it was measured, else that of 32 k.
     """
@@ -140,18 +143,17 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
             before, after = _line(of_wiring, kind, ("converted",)), _line(of_wiring, kind, ("refit 64k", "refit 32k"))
             axis.plot(*before, "o:", color=colour, markerfacecolor="white", markersize=4, linewidth=0.7, alpha=0.6)
             axis.plot(*after, "o-", color=colour, label=wiring)
-        for asked, colour in (("ladder", colours["ladder"]), ("spd", colours["desync-2x"]), ("mix", "black")):
+        for asked, colour in (("ladder", colours["ladder"]), ("spd", colours["desync-2x"])):
             chosen = [row for row in selected if row[0].startswith(asked) and row[1] == "chosen"]
             points = sorted((row[3], row[5][kind]["kl"]) for row in chosen)
             exposed, kls = [x for x, _ in points], [y for _, y in points]
             axis.plot(exposed, kls, "D--", color=colour, markersize=5, linewidth=1)
-        axis.set(yscale="log", title=kind, xlabel="all-reduces that a token waits for (original: 60)")
-    axes[0].set_ylabel("KL(original || rewired), nats a token")
+        axis.set(yscale="log", title=kind, xlabel="exposed all-reduces a token (original: 60)")
+    axes[0].set_ylabel("KL(original || rewired), nats per token")
     for label, style, colour in (
         ("as converted", "o:", "grey"),
         ("refitted", "o-", "grey"),
         ("refitted, layers chosen", "D--", "grey"),
-        ("... and wirings, too", "D--", "black"),
     ):
         face = "white" if label == "as converted" else colour
         axes[0].plot([], [], style, color=colour, markerfacecolor=face, markersize=5, label=label)
