@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow lint demo benchmarks bench-convert bench-tp bench-evaluate clean
+.PHONY: install test test-slow lint demo benchmarks bench-convert bench-tp bench-evaluate dist clean
 
 install: $(STAMP)
 
@@ -41,5 +41,15 @@ benchmarks: install
 bench-evaluate: benchmarks
 	$(VENV)/python bench/bench_evaluate.py --data .benchmarks
 
+# a wheel and an sdist; the sdist's own tests run on the installed wheel, in an environment of their own
+dist: install
+	rm -rf dist build
+	$(VENV)/python -m build --no-isolation
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/pip install --quiet --constraint constraints.txt torch
+	build/venv/bin/pip install --quiet --constraint constraints.txt "$$(ls dist/*.whl)[dev]"
+	tar --extract --file dist/*.tar.gz --directory build --transform 's,^[^/]*,sdist,'
+	cd build/sdist && ../venv/bin/pytest --numprocesses 2 --dist loadgroup -m "not slow"
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build dist *.egg-info src/*.egg-info demo-out

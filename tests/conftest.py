@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
@@ -22,7 +23,7 @@ settings.register_profile(
 )
 settings.load_profile("deterministic")
 
-PROSE = Path(__file__).parents[1] / "evaluate" / "texts" / "prose.txt"
+PROSE = Path(str(files("rewired.evaluate") / "texts" / "prose.txt"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ def main() -> None:
 
 
 def new_app(no_args_is_help: bool = False, add_completion: bool = False) -> typer.Typer:
-    """A command line in the project's style."""
+    """A command line in the project's style; it draws no progress bars where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # before anything heavy is imported
     return _App(
         cls=_Group,
         rich_markup_mode="markdown",
