@@ -152,7 +152,7 @@ tp_shards 8; float32 on the CPU. Memory is what the process holds at its peak, f
 and `--spill` has activations in files, too). A refit holds one layer at a time: with 32 layers memory is the same, and
 the operations are those of the layers.
 
-| command | said: GB | measured: GB | said: TFLOP | minutes |
+| command | estimated GB | measured GB | estimated TFLOP | minutes |
 |---|---|---|---|---|
 {chr(10).join(map(str, rows))}
 """

@@ -78,8 +78,8 @@ def perplexity(path: Path) -> float:
 
 _HEAD = """# SmolLM2-135M-Instruct right after conversion
 
-No weight was changed. 30 layers, tp_shards 3, float32 (dequantised from the Q4_1 GGUF that `convert smollm2-135m` takes
-where there is no hub), 4 x 512 tokens of `evaluate/texts/prose.txt`.
+No weight was changed. 30 layers, `tp_shards` 3, float32, 4 windows of 512 tokens of `evaluate/texts/prose.txt`. The
+weights are dequantised from the Q4_1 GGUF file that `convert smollm2-135m` takes where there is no hub.
 
     {command}
 
