@@ -65,7 +65,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "curves").mkdir(parents=True, exist_ok=True)
     known = {row["name"] for row in rows()}
     with tempfile.TemporaryDirectory(prefix="rewired-adapt-") as scratch:
         standard = [{"layers": "0-", "preset": "standard"}]
@@ -82,7 +82,7 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
             (FOLDER / "measured.md").write_text(table())
             if training not in (None, REFIT):
-                shutil.copy(model / "curves.png", FOLDER / f"{_file_name(name)}.png")
+                shutil.copy(model / "curves.png", FOLDER / "curves" / f"{_file_name(name)}.png")
             print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
 
 
