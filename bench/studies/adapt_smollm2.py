@@ -45,6 +45,7 @@ AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weig
 MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in FILES]
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
+HEAD = "# All trainings\n\n[README.md](README.md) has the method.\n"
 Run = tuple[str, list[dict[str, Any]], dict[str, Any] | None]  # name, wiring and training
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
@@ -80,7 +81,7 @@ def main() -> None:
             row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on}
             with RESULT.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            (FOLDER / "measured.md").write_text(table())
+            (FOLDER / "measured.md").write_text(f"{HEAD}\n{table()}")
             if training not in (None, REFIT):
                 shutil.copy(model / "curves.png", FOLDER / "curves" / f"{_file_name(name)}.png")
             print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)

@@ -23,18 +23,22 @@ FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
 
 def main() -> None:
     measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
-    (FOLDER / "measured.md").write_text(table([row for row in measured if is_current(row)]))
-    small = FOLDER / "measured-small-llama.jsonl"
-    small.with_suffix(".md").write_text(table(_read(small)))
-    for path in FOLDER.glob("whole*.jsonl"):
-        path.with_suffix(".md").write_text(whole_table(_read(path)))
-    for path in FOLDER.glob("variants*.jsonl"):
-        path.with_suffix(".md").write_text(variants_table(_read(path)))
     selected = [row for row in selected if row[-1] == RECIPE]
-    (FOLDER / "selected.md").write_text(selected_table(selected))
+    write("measured", "Converted and refitted", table([row for row in measured if is_current(row)]))
+    for path in FOLDER.glob("measured-*.jsonl"):
+        write(path.stem, "Another model, converted and refitted", table(_read(path)))
+    for path in FOLDER.glob("whole*.jsonl"):
+        write(path.stem, "On all held-out text of the packaged mix", whole_table(_read(path)))
+    write("selected", "Chosen layers against the last ones", selected_table(selected))
+    for path in FOLDER.glob("variants*.jsonl"):
+        write(path.stem, "Variants of the refit of a ladder", variants_table(_read(path)))
     rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
     refitted = {row["wiring"] for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if row["wiring"] in refitted], selected, FOLDER / "frontier.png")
+
+
+def write(name: str, title: str, table: str) -> None:
+    (FOLDER / f"{name}.md").write_text(f"# {title}\n\n[README.md](README.md) has the method.\n\n{table}")
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
