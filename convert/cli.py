@@ -21,9 +21,10 @@ from rewired.sources import find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
-from .options import Presets, refit_request, regions_in, regions_of
+from .options import refit_request, regions_in
 from .request import Request
 from .traffic import LayerTable
+from .wiring_flags import Flags, regions_of, wiring_option, with_wiring_flags
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
@@ -38,13 +39,17 @@ _GOES_ON = " Layers that are fitted are kept in .OUT.refit: the same command goe
 def main() -> None:
     """Console script `convert`."""
     app = new_app()
-    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(_convert)
+    _add_convert(app)
     app()
 
 
 def add_commands(app: typer.Typer) -> None:
-    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(_convert)
+    _add_convert(app)
     app.command("info")(_info)
+
+
+def _add_convert(app: typer.Typer) -> None:
+    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(with_wiring_flags(_convert))
 
 
 class _ConvertCommand(Command):
@@ -59,50 +64,27 @@ class _ConvertCommand(Command):
         return super().parse_args(ctx, given)
 
 
-def _wiring(metavar: str, help_text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel="Which layers, and how")
-
-
 def _fitting(metavar: str, help_text: str) -> Any:
     return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Fit it to its wiring")
 
 
 def _convert(
+    *,
     source: Annotated[
         str, typer.Argument(help="A folder, a hub id, a short name (llama-3.1-8b, ...) or a .gguf file.")
     ],
     out: Annotated[
         str | None, typer.Argument(help="The folder to write; by default its name says what was done.")
     ] = None,
-    ladder_layers: Annotated[
-        str | None, _wiring("LAYERS", "Each module reads a stream one update old; its all-reduce hides.")
-    ] = None,
-    desync_layers: Annotated[str | None, _wiring("LAYERS", "Only the last of each N modules reduces.")] = None,
-    desync_every: Annotated[int | None, _wiring("N", "N of --desync-layers, 2 by default.")] = None,
-    partial_layers: Annotated[str | None, _wiring("LAYERS", "Only the first channels are reduced (CAAT-Net).")] = None,
-    shared_fraction: Annotated[
-        float | None, _wiring("P", "Which part of the channels --partial-layers reduce.")
-    ] = None,
-    parallel_layers: Annotated[
-        str | None, _wiring("LAYERS", "Attention and MLP side by side, one all-reduce a layer.")
-    ] = None,
-    standard_layers: Annotated[
-        str | None, _wiring("LAYERS", "Back to dense: 0- for all of a rewired checkpoint.")
-    ] = None,
+    flags: Flags,
     wiring_file: Annotated[
         Path | None,
-        _wiring("FILE", "JSON: a list of regions, as `rewired select` writes it or config.json has it.", "--wiring"),
-    ] = None,
-    peek: Annotated[bool | None, _wiring("", "Modules also see what their own rank has not reduced yet.")] = None,
-    overlap: Annotated[bool | None, _wiring("", "Modules do not wait for the update in flight.")] = None,
-    merge: Annotated[
-        str | None, _wiring("sum|mean", "How desync and partial layers fold local parts; sum by default.")
-    ] = None,
-    initial_gain: Annotated[
-        str | None, _wiring("one|sqrt_shards", "What a peek is multiplied with before any training.")
+        wiring_option(
+            "FILE", "JSON: a list of regions, as `rewired select` writes it or config.json has it.", "--wiring"
+        ),
     ] = None,
     tp_shards: Annotated[
-        int | None, _wiring("R", "Logical shards; default 8, or the largest number below that divides.")
+        int | None, wiring_option("R", "Logical shards; default 8, or the largest number below that divides.")
     ] = None,
     refit: Annotated[
         str | None,
@@ -159,19 +141,9 @@ def _convert(
     convert my-hybrid my-llama --standard-layers 0- --to-llama
     ```
     """
-    modifiers = {"peek": peek, "overlap": overlap, "initial_gain": initial_gain}
-    presets: Presets = {
-        "ladder": (ladder_layers, {}),
-        "desync": (desync_layers, {"every": desync_every, "merge": merge}),
-        "partial": (partial_layers, {"shared_fraction": shared_fraction, "merge": merge}),
-        "parallel": (parallel_layers, {}),
-    }
     is_fitted = refit is not None or calibrate is not None
     with sentences("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
-        wiring = regions_in(wiring_file) if wiring_file else []
-        wiring += regions_of(presets, modifiers)
-        if standard_layers is not None:
-            wiring.append({"layers": standard_layers, "preset": "standard"})
+        wiring = (regions_in(wiring_file) if wiring_file else []) + regions_of(flags)
         request = Request(
             wiring=wiring,
             tp_shards=tp_shards,
