@@ -15,7 +15,8 @@ from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.request import Plan, check_gains, make_plan
+from rewired.convert.changed_weights import check_gains
+from rewired.convert.plan import Plan, make_plan
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import checkpoint_folder, find_source

@@ -1,4 +1,4 @@
-"""What the options of `convert` mean together: the regions that they name, and what is fitted."""
+"""Options of `convert` that are checked together: a file of regions, and what is to be fitted."""
 
 from __future__ import annotations
 

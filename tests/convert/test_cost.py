@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.request import make_plan
+from rewired.convert.plan import make_plan
 from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
 from rewired.refit.shelf import Shelf

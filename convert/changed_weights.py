@@ -1,0 +1,82 @@
+"""Weights that are no longer the original's, because they were trained, fitted or have gains: what converts them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import compress
+from typing import Any
+
+from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.refit.request import RefitRequest
+
+
+def check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest | None) -> None:
+    """Raise ValueError if `adapt` has trained the weights and what is asked needs the original's: a refit, or a layer
+    that was rewired and is dense in `wiring`.
+    """
+    record = checkpoint.config.get("adapted")
+    if not isinstance(record, dict):
+        return
+    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
+    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in pairs)
+    if loses_a_wiring or refit:
+        raise ValueError(
+            f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
+            f"the base that they were made from instead, {_base(record)}."
+        )
+
+
+def check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
+    """Whether the weights were refitted to this `wiring`.
+
+    Raises ValueError if they were refitted to another one, or to other gains than those that `refit` would fit.
+    """
+    record = checkpoint.config.get("refit")
+    if not isinstance(record, dict):
+        return False
+    fitted = checkpoint.shape.wiring(record["wiring"]) if "wiring" in record else checkpoint.wiring
+    before, after = (list(map(_function, each.modules)) for each in (fitted, wiring))
+    is_rewired = [module.is_rewired for module in fitted.modules]
+    other_shards = tp_shards != checkpoint.tp_shards and fitted.depends_on_shards
+    changes_fitted = other_shards or list(compress(before, is_rewired)) != list(compress(after, is_rewired))
+    if changes_fitted or (refit and before != after):
+        raise ValueError(
+            f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
+            f"the base that they were made from instead, {_base(record)}."
+        )
+    if refit and refit.gains:
+        raise ValueError(
+            f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made from, "
+            f"{_base(record)}."
+        )
+    return True
+
+
+def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring, tp_shards: int) -> None:
+    """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
+    before, after = map(_gained, (checkpoint.wiring, wiring))
+    if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
+        records = [checkpoint.config[name] for name in ("adapted", "refit", "calibrated") if name in checkpoint.config]
+        base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
+        raise ValueError(
+            f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
+            f"name other layers, or convert {base}."
+        )
+
+
+def _gained(wiring: Wiring) -> dict[str, tuple[Any, ...]]:
+    """What each module that has a gain computes by."""
+    return dict(zip(gain_names(wiring), (_function(m) for m in wiring.modules if m.reads_shards), strict=True))
+
+
+def _function(module: ModuleWiring) -> tuple[Any, ...]:
+    """What a module computes by; how its all-reduce runs is no part of it."""
+    reads = (module.wait, module.reads_shards, module.lacks_something, module.region.peek, module.region.initial_gain)
+    return (*reads, module.reduce, module.merge, module.shared_channels)
+
+
+def _base(record: Mapping[str, Any]) -> Any:
+    """The name of the original, in the config's `record` of a fit or a training."""
+    base = record.get("base")
+    return base.get("name") if isinstance(base, Mapping) else base

@@ -1,0 +1,85 @@
+"""The refit as a step of a conversion: its text checked beforehand, its disk space too, and its result recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.dtypes import cast_size, check_types
+from rewired.refit.cost import Cost
+from rewired.refit.request import RefitRequest
+
+from . import destination
+from .job import Job
+
+if TYPE_CHECKING:
+    from rewired.refit.run import Outcome
+
+OnLayer = Callable[[int, int, list[Any]], None]  # hears of a layer that is done, how many there are, and its fits
+
+
+def check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
+    """Raise ValueError for a text that cannot be used, before anything is downloaded.
+
+    Where there is a `checkpoint`, the text is read as its tokenizer does.
+    """
+    from rewired.text.documents import check
+
+    check(request.text)
+    if checkpoint:
+        from rewired.refit.run import load_text
+
+        load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
+
+
+def fit(job: Job, config: Mapping[str, Any], work: Path, on_layer: OnLayer, on_cost: Callable[[Cost], None]) -> Outcome:
+    """Fit the rewired layers anew, as `config` wires them; their tensors are left in `work`."""
+    from rewired.refit.run import refit
+
+    request, wiring = job.request.refit, job.plan.wiring
+    assert request is not None, "a plan with a cost was asked for a refit"
+    _check_room(job)
+
+    def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
+        cost = Cost.of(job.checkpoint.shape, wiring, job.plan.tp_shards, tokens, request.matrices)
+        if request.spill:
+            destination.check_spill(request.spill, cost.activations)
+        on_cost(cost)
+
+    return refit(config, job.checkpoint.folder, job.files, job.request.dtype, request, work, on_layer, on_start)
+
+
+def _check_room(job: Job) -> None:
+    """Raise ValueError where layers that change cannot be fitted, or do not fit on the disk, kept and then written."""
+    rewired, dtype = job.plan.wiring.rewired_layers, job.request.dtype
+    layers = range(rewired[0], job.plan.wiring.num_layers) if dtype else rewired  # a new dtype changes those above, too
+    prefixes = tuple(f"model.layers.{index}." for index in layers)
+    changing = [info for name, info in job.tensors.items() if name.startswith(prefixes)]
+    check_types(changing, dtype)
+    files = {info.file for info in changing}
+    written = [info for info in job.tensors.values() if dtype or info.file in files]
+    both = [*written, *changing]
+    destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
+
+
+def record(outcome: Outcome, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:
+    """`config` with what was fitted; of gains that are fitted anew, what they were fitted on is forgotten."""
+    earlier = config.get("calibrated") if outcome.request.gains else None
+    base = earlier["base"] if earlier else provenance.record(job.source, job.checkpoint.folder, revision)
+    kind = "refit" if outcome.request.matrices else "calibrated"
+    others = {name: value for name, value in config.items() if not (earlier and name == "calibrated")}
+    return others | {kind: outcome.record(base, job.plan.wiring.to_json())}
+
+
+def notes_on_fits(config: Mapping[str, Any]) -> list[str]:
+    """What every fit of these weights found, and whether that is still so."""
+    notes = list[str]()
+    fits = [config[kind] for kind in ("calibrated", "refit") if kind in config]
+    for fit in fits:
+        notes += fit["notes"]
+        if fit is not fits[-1] or fit["wiring"] != config["wiring"]:
+            notes.append("More was changed after that KL was measured: `evaluate` tells what it is now.")
+    return notes

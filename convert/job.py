@@ -1,0 +1,31 @@
+"""A conversion at work: its source at hand, and what is to be made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.safetensors_header import TensorInfo
+from rewired.sources import Source
+
+from .plan import Plan
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the steps that write share: the checkpoint, its tensors, and the plan for the folder `out`."""
+
+    source: Source
+    checkpoint: Checkpoint
+    tensors: Mapping[str, TensorInfo]
+    plan: Plan
+    request: Request
+    out: Path
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file of every tensor."""
+        return {name: self.checkpoint.folder / info.file for name, info in self.tensors.items()}

@@ -1,0 +1,84 @@
+"""The plan of a conversion: the new wiring, checked against the model before any tensor is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.llama import AUTHORS_LADDER
+from rewired.model.wiring import Wiring
+from rewired.refit.cost import Cost
+from rewired.refit.request import RefitRequest
+
+from .changed_weights import check_refitted, check_trained
+from .request import Request
+from .traffic import LayerTable
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The new wiring, and what a reader should know about it."""
+
+    wiring: Wiring
+    tp_shards: int
+    table: LayerTable
+    notes: list[str]
+    cost: Cost | None = None  # of the refit that is asked for
+
+
+def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
+    """The wiring that `request` makes of `checkpoint`. Raises ValueError when it does not fit the model."""
+    shape = checkpoint.shape
+    if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit):
+        raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
+    wiring = checkpoint.wiring.rewire(request.wiring)
+    if request.to_llama and wiring.rewired_regions:
+        raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
+    tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
+    shape.check_shards(tp_shards)
+    check_trained(checkpoint, wiring, request.refit)
+    is_refitted = check_refitted(checkpoint, wiring, tp_shards, request.refit)
+    notes, cost = [_note_on_shards(checkpoint, request, wiring, tp_shards)], None
+    if request.refit and is_refitted:
+        notes.append("The source is refitted already, to this wiring: its weights are not fitted again.")
+    elif request.refit and not wiring.rewired_regions:
+        notes.append("No layer is rewired, so there is nothing to refit.")
+    elif request.refit:
+        notes += _check_fit(checkpoint, request.refit, wiring)
+        cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
+    table = LayerTable.of(wiring, tp_shards, request.dtype or checkpoint.dtype)
+    return Plan(wiring, tp_shards, table, notes, cost)
+
+
+def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:
+    """What to know of the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
+    if request.gains and not any(module.reads_shards for module in wiring.modules):
+        raise ValueError("--calibrate fits the gains of modules that peek, and none does: add --peek, or take --refit.")
+    if checkpoint.config["model_type"] == AUTHORS_LADDER:
+        raise ValueError(
+            f"{checkpoint.folder} was trained as a ladder, so there is no dense original to fit it to: convert it "
+            "without --refit and --calibrate."
+        )
+    if checkpoint.is_rewired:
+        return [
+            "For the original, its weights are read as those of a dense model: right unless it was trained rewired."
+        ]
+    return []
+
+
+def _note_on_shards(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp_shards: int) -> str:
+    shape = checkpoint.shape
+    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size
+    if request.tp_shards:
+        why = "as you asked"
+    elif checkpoint.tp_shards:
+        why = "as the source has it"
+    else:
+        why = f"the largest number up to 8 that divides {heads} heads, {kv_heads} KV heads and MLP width {width}"
+    if wiring.depends_on_shards:
+        meaning = (
+            "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"
+        )
+    else:
+        meaning = "this wiring computes the same function at any number"
+    return f"tp_shards {tp_shards} ({why}); {meaning}."

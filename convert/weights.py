@@ -1,0 +1,98 @@
+"""The weight files of the output: linked where nothing changes in them, written anew where a tensor does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
+from rewired.checkpoint.dtypes import cast_size, needs_cast
+from rewired.checkpoint.safetensors_header import data_size, read_header
+from rewired.checkpoint.tensors import read_tensor, save_tensors
+
+from . import destination
+from .job import Job
+
+# a single file cannot have an index beside it: transformers would not look at the index
+_SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
+
+
+def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:
+    """Fill `staging` with the weights of `job`; tensors that were `fitted` come from the files named there.
+
+    Files in which no tensor changes are linked, where that can be; the others are written anew.
+    """
+    files, tensors, dtype = job.checkpoint.weight_files(), job.tensors, job.request.dtype
+    if dtype is not None and not needs_cast(tensors.values(), dtype):
+        dtype = None
+    holding_fitted = {tensors[name].file for name in fitted if name in tensors}
+    changed = [file for file in files if dtype or file.name in holding_fitted]
+    kept = [file for file in files if file not in changed]
+    copy = job.request.copy or not destination.can_link(files[0], staging)
+    sizes = [file.stat().st_size for file in (files if copy else changed)]
+    destination.check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+    if changed:
+        _rewrite(changed, staging, dtype, fitted, on_bytes)
+    destination.place(kept, staging, copy, on_bytes)
+    new = {name: path for name, path in fitted.items() if name not in tensors}
+    if new:
+        _gather(new, _free(staging / _NEW))
+        if (staging / SINGLE).exists():
+            (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
+    if new or (job.checkpoint.folder / INDEX).is_file():
+        _write_index(job.checkpoint, staging, is_same=not (new or dtype))
+
+
+def _free(path: Path) -> Path:
+    """`path`, or one like it that is not there yet: an earlier calibration may have left its gains."""
+    return path if not path.exists() else _free(path.with_stem(f"{path.stem}-more"))
+
+
+def _rewrite(
+    files: Iterable[Path],
+    folder: Path,
+    dtype: str | None,
+    replaced: Mapping[str, Path],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write each of `files` into `folder`, its floating-point tensors as `dtype`, if there is one.
+
+    Tensors that are `replaced` come from the files named there. One file is in memory at a time.
+    """
+    import torch
+    from safetensors import safe_open
+
+    target = getattr(torch, dtype) if dtype else None
+    for path in files:
+        tensors: dict[str, Any] = {}
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
+                tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
+                is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
+                tensors[name] = tensor.to(target) if target and is_plain else tensor
+        save_tensors(tensors, folder / path.name, metadata)
+        (folder / path.name).chmod(path.stat().st_mode)
+        on_bytes(path.stat().st_size)
+
+
+def _gather(tensors: Mapping[str, Path], target: Path) -> None:
+    """Write a new file of `tensors`, each read from the file named for it."""
+    save_tensors({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
+
+
+def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
+    """The source's index, or one of what is in `staging`."""
+    if is_same:
+        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
+        return
+    old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
+    files = sorted(staging.glob("*.safetensors"))
+    index = {
+        "metadata": {**old.get("metadata", {}), "total_size": sum(map(data_size, files))},
+        "weight_map": {name: file.name for file in files for name in read_header(file)},
+    }
+    (staging / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
