@@ -22,9 +22,9 @@ def model_card(
     is_stock: bool,
     refitted: str,
 ) -> str:
-    """README.md for the checkpoint `name`: front matter, the layer table, how it was made, loaded and is improved.
+    """README.md for the checkpoint `name`: front matter, the table of layers, and how to make, load and improve it.
 
-    `refitted` are the layers that a refit changed.
+    `refitted` are the layers that a refit changed, as ranges; empty where there are none.
     """
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
@@ -47,8 +47,10 @@ def model_card(
 
 
 def card_of_trained(card: str, name: str, base_model: str | None) -> str:
-    """The `card` of a rewired checkpoint, true of what a training made of it; another card is left as it is, and so is
-    the name of the base model where no other is given."""
+    """The `card` of a rewired checkpoint, updated for the checkpoint `name` that training made of it.
+
+    A card that is not ours is returned as it is. Without a `base_model`, the name of the base model stays.
+    """
     if _OURS not in card:
         return card
     fitted = re.escape(_REFITTED).replace(re.escape("{}"), "[-, 0-9]+")
@@ -84,8 +86,8 @@ def _licence(source: Path) -> list[str]:
     front_matter = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     if front_matter is None:
         return []
-    found = re.findall(r"^(license(?:_name|_link)?): *(.+)$", front_matter[1], re.MULTILINE)
-    return [f"{key}: {json.dumps(value.strip().strip(_QUOTES))}" for key, value in found]
+    licences = re.findall(r"^(license(?:_name|_link)?): *(.+)$", front_matter[1], re.MULTILINE)
+    return [f"{key}: {json.dumps(value.strip().strip(_QUOTES))}" for key, value in licences]
 
 
 def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:

@@ -91,7 +91,7 @@ def _convert(
         _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text; see above."),
     ] = None,
     refit_tokens: Annotated[
-        int | None, _fitting("N", "How many tokens of it, 32768 by default; one in eight only judges.")
+        int | None, _fitting("N", "How many tokens of it, 32768 by default; one in eight is held out.")
     ] = None,
     calibrate: Annotated[
         str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")

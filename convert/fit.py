@@ -1,4 +1,4 @@
-"""The refit as a step of a conversion: its text checked beforehand, its disk space too, and its result recorded."""
+"""The refit as a step of a conversion: text and disk space checked beforehand, its result recorded in the config."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
 
 
 def fit(job: Job, config: Mapping[str, Any], work: Path, on_layer: OnLayer, on_cost: Callable[[Cost], None]) -> Outcome:
-    """Fit the rewired layers anew, as `config` wires them; their tensors are left in `work`."""
+    """Fit the rewired layers, as `config` wires them, and leave their tensors in `work`."""
     from rewired.refit.run import refit
 
     request, wiring = job.request.refit, job.plan.wiring
@@ -53,7 +53,7 @@ def fit(job: Job, config: Mapping[str, Any], work: Path, on_layer: OnLayer, on_c
 
 
 def _check_room(job: Job) -> None:
-    """Raise ValueError where layers that change cannot be fitted, or do not fit on the disk, kept and then written."""
+    """Raise ValueError where layers that change cannot be fitted, or do not fit on the disk beside the output."""
     rewired, dtype = job.plan.wiring.rewired_layers, job.request.dtype
     layers = range(rewired[0], job.plan.wiring.num_layers) if dtype else rewired  # a new dtype changes those above, too
     prefixes = tuple(f"model.layers.{index}." for index in layers)
@@ -66,7 +66,7 @@ def _check_room(job: Job) -> None:
 
 
 def record(outcome: Outcome, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:
-    """`config` with what was fitted; of gains that are fitted anew, what they were fitted on is forgotten."""
+    """`config` with a record of the fit. Where gains are fitted anew, it replaces the record of their earlier fit."""
     earlier = config.get("calibrated") if outcome.request.gains else None
     base = earlier["base"] if earlier else provenance.record(job.source, job.checkpoint.folder, revision)
     kind = "refit" if outcome.request.matrices else "calibrated"
@@ -75,7 +75,7 @@ def record(outcome: Outcome, job: Job, config: Mapping[str, Any], revision: str 
 
 
 def notes_on_fits(config: Mapping[str, Any]) -> list[str]:
-    """What every fit of these weights found, and whether that is still so."""
+    """The notes of every fit of these weights, and a warning where the weights or the wiring changed since."""
     notes = list[str]()
     fits = [config[kind] for kind in ("calibrated", "refit") if kind in config]
     for fit in fits:

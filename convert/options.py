@@ -14,10 +14,10 @@ def regions_in(file: Path) -> list[dict[str, Any]]:
     """The regions of a JSON file. Raises ValueError where it has none."""
     if not file.is_file():
         raise ValueError(f"There is no file {file}: --wiring takes a JSON list of regions.")
-    found = parse_json(file)
-    if not isinstance(found, list):
+    regions = parse_json(file)
+    if not isinstance(regions, list):
         raise ValueError(f'{file} holds no list of regions, such as [{{"layers": "16-32", "preset": "ladder"}}].')
-    return found
+    return regions
 
 
 def refit_request(

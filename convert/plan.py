@@ -17,7 +17,7 @@ from .traffic import LayerTable
 
 @dataclass(frozen=True)
 class Plan:
-    """The new wiring, and what a reader should know about it."""
+    """The new wiring, its traffic, and notes on it for users and the model card."""
 
     wiring: Wiring
     tp_shards: int
@@ -51,7 +51,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:
-    """What to know of the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
+    """Notes on the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
     if request.gains and not any(module.reads_shards for module in wiring.modules):
         raise ValueError("--calibrate fits the gains of modules that peek, and none does: add --peek, or take --refit.")
     if checkpoint.config["model_type"] == AUTHORS_LADDER:

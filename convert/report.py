@@ -1,4 +1,4 @@
-"""What the commands print: the table of a checkpoint's layers, and its notes."""
+"""Tables that the commands print: a checkpoint's layers and its notes, and the progress of a refit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
 
 
 class FitTable:
-    """What a refit does, layer by layer, on stderr: each module's error on held-out tokens before and after a fit."""
+    """A refit's progress on stderr, layer by layer: each module's error on held-out tokens before and after its fit."""
 
     def __init__(self) -> None:
         self.progress = Progress(console=Console(stderr=True), transient=True)

@@ -13,7 +13,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one token costs in all-reduces. `exposed` ones are waited for at once; the others hide behind compute.
+    """All-reduces per token. `exposed` ones are waited for at once; the others hide behind compute.
 
     `bytes_sent` is what each of r ranks sends in a ring all-reduce: 2 * (r - 1) / r of the payload.
     """

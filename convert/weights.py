@@ -85,7 +85,7 @@ def _gather(tensors: Mapping[str, Path], target: Path) -> None:
 
 
 def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
-    """The source's index, or one of what is in `staging`."""
+    """The source's index if nothing changed, else a new one of the files in `staging`."""
     if is_same:
         shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
         return

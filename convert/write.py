@@ -53,10 +53,10 @@ def write(
 
 def _companions(folder: Path) -> list[str]:
     """Tokenizer, chat template, generation config, licence: the small files that go along."""
-    found = {
+    names = {
         str(path.relative_to(folder)) for pattern in COMPANION_FILES for path in folder.glob(pattern) if path.is_file()
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _refitted(config: Mapping[str, Any]) -> str:

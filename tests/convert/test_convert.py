@@ -1,4 +1,4 @@
-"""What a conversion writes, from every kind of source, and what it leaves alone."""
+"""The checkpoint that a conversion writes, from every kind of source, and the files that it leaves alone."""
 
 from __future__ import annotations
 

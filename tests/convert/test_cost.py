@@ -1,4 +1,4 @@
-"""What a refit is said to take, against what it takes."""
+"""The predicted cost of a refit, against what it takes."""
 
 from __future__ import annotations
 

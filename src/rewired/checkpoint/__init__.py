@@ -1,4 +1,4 @@
-"""Reading checkpoint folders: config, shapes, tensor headers, and where fitted or trained weights come from."""
+"""Checkpoint folders: config, shape, wiring, tensors, and the original of fitted or trained weights."""
 
 from .checkpoint import Checkpoint
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder on disk: what it holds, checked before anything is written."""
+"""A checkpoint folder on disk, its content checked before anything is written."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Every tensor of every file. Raises ValueError unless all that the config implies is there, once."""
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for path in self.weight_files():
             for name, info in read_header(path).items():
-                if name in found:
-                    raise ValueError(f"Tensor '{name}' is in both {found[name].file} and {path.name}: remove one.")
-                found[name] = info
-        self._check_index(found)
-        self._check_shapes(found)
-        return found
+                if name in tensors:
+                    raise ValueError(f"Tensor '{name}' is in both {tensors[name].file} and {path.name}: remove one.")
+                tensors[name] = info
+        self._check_index(tensors)
+        self._check_shapes(tensors)
+        return tensors
 
     def gains(self, tensors: Iterable[str]) -> list[str]:
         """Those of `tensors` that are stored gains of peeking modules."""
@@ -94,33 +94,33 @@ class Checkpoint:
             raise ValueError(f"{self.folder / INDEX} has no weight_map of tensor and file names.")
         return weight_map
 
-    def _check_index(self, found: Mapping[str, TensorInfo]) -> None:
+    def _check_index(self, tensors: Mapping[str, TensorInfo]) -> None:
         if not (self.folder / INDEX).is_file():
             return
         for name, file in self._weight_map().items():
-            if name not in found or found[name].file != file:
+            if name not in tensors or tensors[name].file != file:
                 raise ValueError(f"{INDEX} places '{name}' in {file}, which does not hold it.")
 
-    def _check_shapes(self, found: Mapping[str, TensorInfo]) -> None:
+    def _check_shapes(self, tensors: Mapping[str, TensorInfo]) -> None:
         for name, shape in self.shape.tensors().items():
-            if name not in found:
+            if name not in tensors:
                 raise ValueError(f"{self.folder} lacks the tensor '{name}', which its config.json implies.")
-            if found[name].shape != shape:
+            if tensors[name].shape != shape:
                 raise ValueError(
-                    f"Tensor '{name}' in {found[name].file} has shape {list(found[name].shape)}, and config.json "
+                    f"Tensor '{name}' in {tensors[name].file} has shape {list(tensors[name].shape)}, and config.json "
                     f"implies {list(shape)}."
                 )
 
-    def unexpected(self, found: Iterable[str]) -> list[str]:
-        """Tensors that no Llama of this config reads."""
+    def unexpected(self, tensors: Iterable[str]) -> list[str]:
+        """Those of `tensors` that no Llama of this config reads."""
         known = {*self.shape.tensors(), *gain_names(self.wiring), "lm_head.weight"}
-        return [name for name in found if name not in known and not name.endswith(_IGNORED)]
+        return [name for name in tensors if name not in known and not name.endswith(_IGNORED)]
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file `name` of `folder`; in the hub's cache its content lies among the repository's blobs.
+    """The file `name` of `folder`, which in the hub's cache is a link to one of the repository's blobs.
 
-    Raises ValueError when the name, or a link behind it, leads elsewhere, or when nothing is there.
+    Raises ValueError when the name, or another link, leads out of `folder`, or when nothing is there.
     """
     path, pure = folder / name, PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts:

@@ -1,4 +1,4 @@
-"""What a Llama checkpoint must hold, read from its `config.json` without transformers."""
+"""The shape of a Llama, read from its `config.json` without transformers: sizes, tensors, and the wiring it has."""
 
 from __future__ import annotations
 

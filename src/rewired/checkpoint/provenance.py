@@ -1,4 +1,4 @@
-"""The base of a checkpoint whose weights changed: what its config says of the original, and how that is found again."""
+"""The original of a checkpoint whose weights changed: recorded in its config, and found again by that record."""
 
 from __future__ import annotations
 

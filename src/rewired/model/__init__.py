@@ -1,2 +1,4 @@
-"""The model's own code. Every other file here travels in a checkpoint, for `trust_remote_code=True`, and so imports
-torch, transformers, huggingface_hub (as transformers' own configs do) and its neighbours here, nothing else."""
+"""The model itself. Every other file of this folder travels inside checkpoints, for `trust_remote_code=True`.
+
+So they import each other, torch, transformers and huggingface_hub (which transformers' own configs need), nothing else.
+"""

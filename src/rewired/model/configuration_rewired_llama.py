@@ -1,4 +1,4 @@
-"""The config of a rewired Llama: LlamaConfig, plus the wiring of every layer and the number of logical shards."""
+"""The config of a rewired Llama: LlamaConfig plus the wiring of every layer and the number of logical shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RewiredLlamaConfig(LlamaConfig):
     Args:
         wiring (`list[dict]`, *optional*):
             Regions of layers and their wiring, e.g. `[{"layers": "16-32", "preset": "ladder", "peek": true}]`; see
-            `presets.py`. Layers that no entry names are `standard`, and are written out as such.
+            `presets.py`. Layers that no entry names become `standard` entries.
         tp_shards (`int`, *optional*, defaults to 1):
             The number of logical tensor-parallel shards r. It is part of the model's function for `desync`,
             `partial` and `peek`, wherever the model runs.
@@ -42,7 +42,7 @@ class RewiredLlamaConfig(LlamaConfig):
 
     @property
     def resolved_wiring(self) -> Wiring:
-        """What `wiring` comes to for each module."""
+        """The wiring of every module, as `wiring` says it."""
         return Wiring.from_json(self.wiring, self.num_hidden_layers, self.hidden_size)
 
     @property

@@ -25,8 +25,8 @@ def land_and_launch(
     settled: torch.Tensor, in_flight: torch.Tensor | None, output: torch.Tensor, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Land what is in flight, if anything, and start the next all-reduce."""
-    merged = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
-    return merged, start_all_reduce(output, group)
+    landed = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
+    return landed, start_all_reduce(output, group)
 
 
 @torch.library.custom_op("rewired::all_reduce", mutates_args=())

@@ -1,4 +1,4 @@
-"""Ranges of layers: how users write them, and which modules they cover."""
+"""Ranges of layers, as users write them, and the modules that they cover."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LayerRange:
 def parse_layers(spec: str, num_layers: int) -> tuple[LayerRange, ...]:
     """Ranges as users write them: `16-32`, `16-`, `-8` (the last eight), `5`, `0-4,8-12`, `16-32:attn`.
 
-    Ranges are half-open, as in the Ladder paper. Raises ValueError for what is empty, reversed, beyond the model
-    or not a range at all.
+    Ranges are half-open, as in the Ladder paper. Raises ValueError for a range that is empty, reversed or beyond the
+    model, and for what is no range at all.
     """
     return tuple(_parse_range(item.strip(), spec, num_layers) for item in spec.split(","))
 
@@ -64,10 +64,10 @@ def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
 
 def as_ranges(indices: Iterable[int]) -> list[LayerRange]:
     """The fewest ranges that cover these module indices."""
-    have = set(indices)
+    covered = set(indices)
     ranges: list[LayerRange] = []
-    for layer in sorted({index // 2 for index in have}):
-        module: Module = "both" if {2 * layer, 2 * layer + 1} <= have else "attn" if 2 * layer in have else "mlp"
+    for layer in sorted({index // 2 for index in covered}):
+        module: Module = "both" if {2 * layer, 2 * layer + 1} <= covered else "attn" if 2 * layer in covered else "mlp"
         if ranges and ranges[-1].stop == layer and ranges[-1].module == module:
             ranges[-1] = replace(ranges[-1], stop=layer + 1)
         else:

@@ -1,7 +1,7 @@
 """A Llama whose layers are wired as its config says: transformers' own Llama, with another residual stream.
 
-A decoder layer reads the stream, runs a stock module, and writes to the stream, twice. What a read sees and a write
-reduces is the wiring's business; no wiring has a layer of its own.
+A decoder layer reads the stream, runs a stock module, and writes to the stream, twice. The wiring decides what a read
+sees and a write reduces; no wiring has a layer class of its own.
 """
 
 from __future__ import annotations

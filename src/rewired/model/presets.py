@@ -52,63 +52,68 @@ class Preset:
 
 
 EVERY = Option(
-    "every",
-    "--desync-every",
-    int,
-    lambda value: type(value) is int and value >= 2,
-    "an integer of at least 2",
-    "N",
-    "N of --desync-layers, 2 by default.",
+    name="every",
+    flag="--desync-every",
+    type=int,
+    is_valid=lambda value: type(value) is int and value >= 2,
+    wanted="an integer of at least 2",
+    metavar="N",
+    help="N of --desync-layers, 2 by default.",
     default=2,
 )
 SHARED_FRACTION = Option(
-    "shared_fraction",
-    "--shared-fraction",
-    float,
-    lambda value: type(value) in (int, float) and 0 <= value <= 1,
-    "a number from 0 to 1",
-    "P",
-    "Which part of the channels --partial-layers reduce.",
+    name="shared_fraction",
+    flag="--shared-fraction",
+    type=float,
+    is_valid=lambda value: type(value) in (int, float) and 0 <= value <= 1,
+    wanted="a number from 0 to 1",
+    metavar="P",
+    help="Which part of the channels --partial-layers reduce.",
 )
 MERGE = Option(
-    "merge",
-    "--merge",
-    str,
-    lambda value: value in ("sum", "mean"),
-    "'sum' or 'mean'",
-    "sum|mean",
-    "How {presets} layers fold local parts; sum by default.",
+    name="merge",
+    flag="--merge",
+    type=str,
+    is_valid=lambda value: value in ("sum", "mean"),
+    wanted="'sum' or 'mean'",
+    metavar="sum|mean",
+    help="How {presets} layers fold local parts; sum by default.",
     default="sum",
 )
 
-# the options of every preset; the first two default to the preset's own answers
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+# the options of every preset, which says itself what peek and overlap are by default
 MODIFIERS = (
     Option(
-        "peek",
-        "--peek",
-        bool,
-        lambda value: type(value) is bool,
-        "true or false",
-        "",
-        "Modules also see what their own rank has not reduced yet.",
+        name="peek",
+        flag="--peek",
+        type=bool,
+        is_valid=_is_bool,
+        wanted="true or false",
+        metavar="",
+        help="Modules also see what their own rank has not reduced yet.",
     ),
     Option(
-        "overlap",
-        "--overlap",
-        bool,
-        lambda value: type(value) is bool,
-        "true or false",
-        "",
-        "Modules do not wait for the update in flight.",
+        name="overlap",
+        flag="--overlap",
+        type=bool,
+        is_valid=_is_bool,
+        wanted="true or false",
+        metavar="",
+        help="Modules do not wait for the update in flight.",
     ),
     Option(
-        "initial_gain",
-        "--initial-gain",
-        str,
-        lambda value: value in ("one", "sqrt_shards"),
-        "'one' or 'sqrt_shards'",
-        "one|sqrt_shards",
-        "What a peek is multiplied with before any training.",
+        name="initial_gain",
+        flag="--initial-gain",
+        type=str,
+        is_valid=lambda value: value in ("one", "sqrt_shards"),
+        wanted="'one' or 'sqrt_shards'",
+        metavar="one|sqrt_shards",
+        help="What a peek is multiplied with before any training.",
     ),
 )
 

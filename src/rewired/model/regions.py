@@ -92,7 +92,7 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
 
 
 def _check_options(layers: str, preset: str, given: Options) -> None:
-    own, known = PRESETS[preset].options, (*PRESETS[preset].options, *MODIFIERS)
+    known = (*PRESETS[preset].options, *MODIFIERS)
     names = sorted(option.name for option in known)
     for name in given:
         if name not in names:
@@ -102,7 +102,7 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
         raise ValueError(
             f"'{preset}' joins the attention and the MLP of a layer: it cannot cover only one of them ({layers})."
         )
-    for option in own:
+    for option in PRESETS[preset].options:
         if option.default is None and option.name not in given:
             words = option.name.replace("_", " ")
             raise ValueError(f"'{preset}' layers {layers} need a {words}: give {option.wanted}.")

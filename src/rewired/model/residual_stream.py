@@ -2,12 +2,12 @@
 
 A tensor-parallel Llama with r shards keeps, between two modules:
 
-    settled    S    the embedding and every update merged so far; equal on all shards
-    in flight  u    one reduction that was launched and is not merged yet
+    settled    S    the embedding and every update landed so far; equal on all shards
+    in flight  u    one reduction that was launched and has not landed yet
     payload    q^k  what shard k put into that reduction
-    local      d^k  what shard k contributed and nobody has reduced yet
+    local      d^k  what shard k contributed and has not been reduced yet
 
-Every wiring reads `S + [wait] u + [peek] g * (d^k + [not wait] q^k)` and writes by merging u, then launching the
+Every wiring reads `S + [wait] u + [peek] g * (d^k + [not wait] q^k)` and writes by landing u, then launching the
 next reduction. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor
 parallelism the shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
 """
@@ -29,7 +29,7 @@ class ResidualStream(NamedTuple):
     """The stream between two modules. A tuple, so that checkpointing, FSDP and `torch.compile` see its tensors."""
 
     settled: torch.Tensor  # [B, T, H]
-    in_flight: torch.Tensor | None = None  # [B, T, C], the first C of H channels; nobody but `land` may read it
+    in_flight: torch.Tensor | None = None  # [B, T, C], the first C of H channels; only `land` may read it
     payload: torch.Tensor | None = None  # [r, B, T, C], kept only where the next module peeks
     local: torch.Tensor | None = None  # [r, B, T, H]
 
@@ -49,18 +49,18 @@ class ResidualStream(NamedTuple):
         return gain(stream.settled, stream.own_parts()), stream
 
     def after_read(self, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
-        """The stream after a module has read it: a reduction that it waited for is merged."""
-        return self._settle(shards) if wiring.wait else self
+        """The stream after a module has read it: a reduction that it waited for has landed."""
+        return self._land(shards) if wiring.wait else self
 
     def write(self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
-        """Merge the reduction in flight, then reduce `output` as the wiring says, or keep it local.
+        """Land the reduction in flight, then reduce `output` as the wiring says, or keep it local.
 
         `output` holds the shards' partial sums, [r, B, T, H], where the wiring `gives_partials`; else their sum,
         [B, T, H].
         """
         local = self.local
         if wiring.reduce == "none":
-            return ResidualStream(self._settle(shards, after=output).settled, local=_plus(output, local))
+            return ResidualStream(self._land(shards, after=output).settled, local=_plus(output, local))
         if wiring.reduce == "shared":
             channels = wiring.shared_channels
             local = _plus(pad(output[..., channels:], (channels, 0)), local)
@@ -75,12 +75,12 @@ class ResidualStream(NamedTuple):
 
     def total(self, shards: Shards) -> torch.Tensor:
         """Everything contributed so far, [B, T, H]: what the final norm reads after the last module."""
-        settled, _, _, local = self._settle(shards)
+        settled, _, _, local = self._land(shards)
         if local is not None:
             settled = land(settled, launch(local.sum(0), shards.group), shards.group)
         return split_gradient(settled, shards.ranks)
 
-    def _settle(self, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
+    def _land(self, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
         if self.in_flight is None:
             return self
         return ResidualStream(land(self.settled, self.in_flight, shards.group, after), local=self.local)

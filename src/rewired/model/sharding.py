@@ -24,8 +24,10 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of a model, and those that this process holds: its logical ones, or, where what it computes does not
-    depend on them, one a rank."""
+    """How many shards a model has in all, and how many of them this process holds.
+
+    They are its logical shards or, where its function does not depend on those, one for each rank.
+    """
 
     total: int
     held: int

@@ -1,8 +1,8 @@
-"""Tensor parallelism: which rank holds what of a layer. transformers applies it when it loads a checkpoint.
+"""Tensor parallelism: the part of each layer that a rank holds. transformers applies it when it loads a checkpoint.
 
-Its own plan splits the projections. The rule for the layer itself splits the rest and says which shards are here; from
-then on the layer multiplies with the weights that its rank holds (`sharding.py`), the residual stream owns the
-all-reduces, and what transformers wraps around a projection's forward never runs.
+transformers' plan splits the projections. The rule for the layer itself splits the rest and says which shards are held
+here. From then on the layer multiplies with the weights that its rank holds (`sharding.py`), the residual stream owns
+the all-reduces, and what transformers wraps around a projection's forward never runs.
 """
 
 from __future__ import annotations
