@@ -15,12 +15,12 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 
+from .data.steps import Steps
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.choices import LORA
 from .recipe.keys import Recipe, Stage
 from .start import changed_before
-from .steps import Steps
 from .trainer import run_manifest
 
 _GB = 1e9

@@ -12,12 +12,12 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .corpus import Corpus, load
+from .data.corpus import Corpus, load
+from .data.steps import Steps
+from .data.tokens import check_padding, set_chat_template
 from .losses import liger
 from .recipe.keys import Stage
 from .start import outline
-from .steps import Steps
-from .tokens import check_padding, set_chat_template
 
 
 class CheckedStage(NamedTuple):

@@ -20,8 +20,8 @@ from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import row_parallel
 from rewired.model.wiring import ModuleWiring
 
+from ..data.tokens import IGNORED
 from ..model.teacher import Teacher
-from ..tokens import IGNORED
 from .distillation import Losses
 from .token_loss import relative_error
 

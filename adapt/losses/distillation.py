@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.residual_stream import ResidualStream
 
+from ..data.tokens import IGNORED
 from ..model.teacher import Teacher
-from ..tokens import IGNORED
 from .token_loss import Sums, TokenLoss, relative_error, token_loss
 
 

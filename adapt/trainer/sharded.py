@@ -19,8 +19,8 @@ _MOMENTS = "optimizer"
 class ShardedTrainer(AdaptTrainer):
     """AdaptTrainer where each rank saves and loads its own part of the weights and of the optimizer's moments.
 
-    With such a model the Trainer takes no config but one of `save_only_model`, by which it saves nothing beside the
-    weights; so what a checkpoint needs to be resumed is saved with them.
+    The Trainer accepts such a model only with `save_only_model`, and then saves nothing but the weights: `_save` adds
+    all else that a training needs to be resumed.
     """
 
     model: Any

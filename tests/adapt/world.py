@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from trl import SFTConfig
 
-from rewired.adapt import corpus
 from rewired.adapt.cli import main
+from rewired.adapt.data import corpus
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt

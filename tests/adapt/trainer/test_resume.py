@@ -229,7 +229,8 @@ def test_a_stream_that_a_bad_row_stopped_goes_on_without_it(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if it had been left out from the beginning."""
-    monkeypatch.setattr("rewired.adapt.corpus._SHUFFLED", 2)  # else all rows would be read before the first step
+    # with a larger one, all rows would be read before the first step
+    monkeypatch.setattr("rewired.adapt.data.corpus._SHUFFLE_BUFFER", 2)
     rows = conversations(60)
     rows[20] = {"conversations": []}
     keys |= {"streaming": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))], "max_steps": 12}

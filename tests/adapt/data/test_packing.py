@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from .world import make_rewired
+from tests.adapt.world import make_rewired
 
 WIRINGS: dict[str, list[dict[str, Any]]] = {
     "ladder": [{"layers": "1-4", "preset": "ladder"}],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rewired.adapt import instruct
+from rewired.adapt.data import instruct
 from rewired.cache import sha256
 
 TASK = {

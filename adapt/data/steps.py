@@ -12,7 +12,7 @@ from pyarrow import compute
 from trl import SFTConfig
 from trl.data_utils import pack_dataset
 
-from .recipe.keys import Recipe
+from ..recipe.keys import Recipe
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Documents as tokens and labels: a conversation as the chat template writes it, the assistant's turns to learn.
+"""Documents as tokens and labels: conversations are written by the chat template, and the assistant's turns learnt.
 
-A training template marks what the assistant says. It has to write the very same text as the model's own, so it is
-chosen by what it writes: one of `templates/`, or one of TRL's.
+A training template marks what the assistant says. It has to write exactly the same text as the model's own template, so
+it is chosen by what it writes: one of `templates/`, or one of TRL's.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _PROBES: tuple[Conversation, ...] = (
     ],
 )
 
-# datasets reads the streams of a mix in threads, and those of transformers' template share what marks turns
+# datasets reads the streams of a mix in threads, and transformers' templates keep the marked turns in shared state
 _one_at_a_time = Lock()
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Gives a document's tokens and labels; `template` is None where the tokenizer has no chat template."""
+    """Encodes documents as tokens and labels; `template` is None if the tokenizer has no chat template."""
 
     tokenizer: Any
     template: str | None
-    assistant_only: bool  # of conversations; all of a text is learnt
-    begin: tuple[int, ...]  # of a text: a BOS, where the tokenizer adds one
+    assistant_only: bool  # of conversations; texts are learnt whole
+    begin: tuple[int, ...]  # of a text: a BOS, if the tokenizer adds one
 
     @classmethod
     def of(cls, tokenizer: Any, assistant_only: bool = True) -> Encoder:
-        """Raises ValueError where only the assistant is to be learnt, and no training template is known."""
+        """Raises ValueError if only the assistant is to be learnt, and no training template is known."""
         begin = tuple(added_before(tokenizer))
         if assistant_only and tokenizer.chat_template:
             return cls(tokenizer, training_template(tokenizer), True, begin)
@@ -65,7 +65,7 @@ class Encoder:
             )
         try:
             with _one_at_a_time:
-                found = self.tokenizer.apply_chat_template(
+                encoded = self.tokenizer.apply_chat_template(
                     document,
                     return_dict=True,
                     return_assistant_tokens_mask=self.assistant_only,
@@ -73,21 +73,24 @@ class Encoder:
                 )
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
-        ids = found["input_ids"]
-        marks = found["assistant_masks"] if self.assistant_only else [1] * len(ids)
+        ids = encoded["input_ids"]
+        marks = encoded["assistant_masks"] if self.assistant_only else [1] * len(ids)
         return {
             "input_ids": ids,
             "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],
         }
 
     def _text(self, text: str) -> list[int]:
-        """With one BOS, where the tokenizer adds one, and one EOS, whether the text brings its own or not."""
+        """Tokens with one BOS, if the tokenizer adds one, and one EOS, whether the text has its own or not."""
         ids, end = [*self.begin, *tokens_of(text, self.tokenizer, self.begin)], self.tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def set_chat_template(tokenizer: Any, config: Any) -> None:
-    """Give `tokenizer` the recipe's chat template, a file's or another tokenizer's. Raises ValueError for neither."""
+    """Give `tokenizer` the chat template in `config.chat_template_path`, a file or another tokenizer.
+
+    Raises ValueError if it is neither, or has no template.
+    """
     if config.chat_template_path is None:
         return
     path = Path(config.chat_template_path)
@@ -100,23 +103,26 @@ def set_chat_template(tokenizer: Any, config: Any) -> None:
 
 
 def check_padding(tokenizer: Any, config: Any) -> None:
-    """Raise ValueError where rows cannot be filled up to the longest of a batch."""
-    given = config.pad_token or tokenizer.pad_token or tokenizer.eos_token
-    if given is None or given not in tokenizer.get_vocab():
-        raise ValueError(f"pad_token is {given!r}, which is no token of the tokenizer's: give one that is.")
+    """Raise ValueError if `tokenizer` has no token to pad rows with."""
+    token = config.pad_token or tokenizer.pad_token or tokenizer.eos_token
+    if token is None or token not in tokenizer.get_vocab():
+        raise ValueError(f"pad_token is {token!r}, which is no token of the tokenizer's: give one that is.")
 
 
 def training_template(tokenizer: Any) -> str:
-    """A template that writes what the tokenizer's own does, and marks the assistant's turns. Raises ValueError."""
-    own = tokenizer.get_chat_template()
-    if has_generation_markers(own):
-        return str(own)
+    """A template that writes what the tokenizer's own does, and marks the assistant's turns.
+
+    Raises ValueError if none is known.
+    """
+    original = tokenizer.get_chat_template()
+    if has_generation_markers(original):
+        return str(original)
     candidates = [path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))]
-    with suppress(ValueError):  # it knows none
-        candidates.append(get_training_chat_template(tokenizer) or own)
+    with suppress(ValueError):  # TRL knows none
+        candidates.append(get_training_chat_template(tokenizer) or original)
     for candidate in candidates:
         if has_generation_markers(candidate) and all(
-            _written(tokenizer, own, probe) == _written(tokenizer, candidate, probe) for probe in _PROBES
+            _written(tokenizer, original, probe) == _written(tokenizer, candidate, probe) for probe in _PROBES
         ):
             return candidate
     raise ValueError(
@@ -134,7 +140,7 @@ def _written(tokenizer: Any, template: str, conversation: Conversation) -> str |
 
 
 def _free_lock() -> None:
-    """In a process that was forked while a thread, which it has not, held it."""
+    """Make a new lock in a forked process: a thread that the process lacks may have held the old one."""
     global _one_at_a_time
     _one_at_a_time = Lock()
 

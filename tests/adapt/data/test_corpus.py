@@ -12,10 +12,9 @@ from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from rewired.adapt.corpus import Corpus
+from rewired.adapt.data.corpus import Corpus
+from tests.adapt.world import conversations, load, texts, write_rows
 from tests.evaluate.world import tokenizer
-
-from .world import conversations, load, texts, write_rows
 
 
 def test_every_shape_of_row_is_read(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from datasets import Dataset
 from pyarrow import parquet
 
 from rewired.adapt.recipe.source import Source
-
-from .world import conversations, load, texts, write_rows
+from tests.adapt.world import conversations, load, texts, write_rows
 
 
 @pytest.mark.parametrize(
