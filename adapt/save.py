@@ -40,7 +40,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     config |= {"auto_map": AUTO_MAP, RECORD: record}
     with staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
-        write_code(staging)  # a checkpoint of transformers' own brings none
+        write_code(staging)  # a start that was fetched from the hub brings none
         if stage.given.get("chat_template_path"):
             template = trainer.processing_class.chat_template
             (staging / "chat_template.jinja").write_text(template, encoding="utf-8")

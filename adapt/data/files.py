@@ -1,4 +1,4 @@
-"""Local files as rows of `datasets`, which are read while training or kept between runs."""
+"""Local files as rows of `datasets`, read while training, or cached between runs."""
 
 from __future__ import annotations
 

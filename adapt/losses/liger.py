@@ -30,7 +30,7 @@ def token_loss(
     teacher_states: torch.Tensor | None = None,  # [N, H]; only for `kd`
     teacher_head: torch.Tensor | None = None,
 ) -> Sums:
-    """The same as in `losses.token_loss`, in chunks, too. Each of the two losses sums a gradient [V, H] of its own."""
+    """The loss of `token_loss.token_loss`, in chunks, too. Each of its two parts sums a gradient [V, H] of its own."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss, LigerFusedLinearJSD
 
     if not len(labels):  # liger-kernel would divide by their number
