@@ -153,9 +153,10 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     model, seen = AutoModelForCausalLM.from_pretrained(dense), set[bool]()
     model.model.norm.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_cache_enabled()))
     config = SFTConfig(output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=True, save_strategy="no")
-    data = load(str(rows)).train
+    before, data = config.to_dict(), load(str(rows)).train
     trainer(model=model, args=config, train_dataset=data, processing_class=AutoTokenizer.from_pretrained(dense)).train()
     assert seen == {caches}
+    assert config.to_dict() == before
 
 
 def judged(folder: Path) -> float:
