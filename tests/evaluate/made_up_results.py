@@ -89,6 +89,19 @@ def shares(*titles: str) -> dict[str, Any]:
     return {"tasks": tasks, "average": average_of(tasks, ["dense", "hybrid", "tuned"])}
 
 
+def many(count: int, *titles: str, name: str = "hybrid", error: float | None = 0.01) -> Results:
+    """As many models, the original among them, each with other differences on these tasks."""
+    others = [f"{name}-{number}" for number in range(1, count)]
+    models = [ModelInfo("dense", "original", "0" * 64), *(ModelInfo(each, "rewired", "1" * 64) for each in others)]
+    tasks = []
+    for place, title in enumerate(titles):
+        deltas = {each: Delta(0.003 * place - 0.02 * row, error, 0.5) for row, each in enumerate(others)}
+        scores = {each: Score(0.7 + delta.value, 0.013, 1500) for each, delta in deltas.items()}
+        tasks.append(task(title, {"dense": Score(0.7, 0.012, 1500)} | scores, deltas, dict.fromkeys(others, False)))
+    average = average_of(tasks, ["dense", *others])
+    return results(models=models, tasks=tasks, average=average, divergences={}, paper=None)
+
+
 def alone(of: Results) -> Results:
     """The same of the original alone."""
     own = [replace(each, scores={"dense": each.scores["dense"]}, deltas={}, significant={}) for each in of.tasks]
