@@ -61,7 +61,7 @@ def main() -> None:
         found["ours"] = {}
         with TemporaryDirectory() as folder:
             for task in tasks:
-                logs = harness.ask(model, tokenizer, task, BATCH_SIZE)
+                logs = harness.run_task(model, tokenizer, task, BATCH_SIZE)
                 answers.write(Path(folder) / task.entry.task, logs)
                 values = [log["metrics"][_metric(task).name][0] for log in logs]
                 found["ours"][task.entry.task] = sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""AlpacaEval: the answers as its own tool reads them, and the tool's verdict where it can be had."""
+"""AlpacaEval: answers in the format of its own tool, and the verdict of its judge where the tool is installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_outputs(logs: Logs, generator: str, file: Path) -> None:
 
 
 def judge(file: Path) -> str:
-    """The verdict on the outputs in `file` or, without the tool and a key for its judge, the command that gives it."""
+    """The judge's verdict on the outputs in `file` or, without the tool or a key, the command that gives it."""
     command = ["alpaca_eval", "--model_outputs", str(file), "--annotators_config", JUDGE]
     missing = [
         what

@@ -1,4 +1,4 @@
-"""What models answered, kept on disk task by task: a run that is killed resumes, and an original is asked once."""
+"""The cache of models' answers, one file a task: a killed evaluation resumes, and an original runs only once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Logs = list[dict[str, Any]]  # the harness's log of each item
 _ASKING = ("harness.py", "benchmarks.py", "code_execution.py", "confinement.py", "metrics.py")
 
 
-def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
-    """The file for a model's answers to a task, there or not: its name holds all that they depend on.
+def cache_file(model: Model, task: Task, settings: dict[str, Any]) -> Path:
+    """The file for a model's answers to a task, whether it exists or not; its name has a hash of all they depend on.
 
-    `settings` are an evaluation's; their `answers` are what the answers depend on.
+    That is the model, the task and the entry `answers` of an evaluation's `settings`.
     """
     entry = task.entry
     key = {
@@ -43,12 +43,12 @@ def kept(model: Model, task: Task, settings: dict[str, Any]) -> Path:
 
 @cache
 def code_sha256() -> str:
-    """Of the code that makes the answers: with another model code, the answers of the old one do not count."""
+    """Of `answering_code`: answers that other code gave are not reused."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in answering_code())).hexdigest()
 
 
 def answering_code() -> list[Path]:
-    """The files of the model, and of this room all that prompts and scoring depend on."""
+    """The files that answers depend on: the model's, and of this room those that build prompts and score."""
     room = Path(__file__).parent
     model = Path(rewired.model.__file__).parent
     return [*sorted(model.glob("*.py")), *(room / name for name in _ASKING), *sorted(room.glob("tasks/*"))]
@@ -60,7 +60,7 @@ def read(file: Path) -> Logs:
 
 
 def write(file: Path, logs: Logs) -> None:
-    """All or nothing: a reader never meets half a file."""
+    """Write the logs atomically: a reader never sees half a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".writing-") as scratch:
         written = Path(scratch) / file.name
@@ -72,7 +72,7 @@ def write(file: Path, logs: Logs) -> None:
 
 @dataclass(frozen=True)
 class Earlier:
-    """A model of an earlier evaluation, by its results: no weights, the same name."""
+    """A model of an earlier evaluation, known by its results alone: without weights, under the same name."""
 
     name: str
     folder: Path  # of the results
@@ -81,18 +81,17 @@ class Earlier:
     settings: dict[str, Any]
 
     def under_its_path(self) -> Earlier:
-        """It stays what it was called, since its answers are found by it."""
+        """The same model: its answers lie under its name."""
         return self
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Raises ValueError where these answers depend on something else than an evaluation with `settings` does."""
-        ours = settings["answers"]
-        theirs = self.settings.get("answers", {})
+        """Raises ValueError where these answers were given under other settings than `settings`."""
+        now, then = settings["answers"], self.settings.get("answers", {})
         for name in ("dtype", "rows", "tokenizer", "seed", "versions"):
-            if ours[name] != theirs.get(name) and ours["tokenizer"] is not None:
+            if now[name] != then.get(name) and now["tokenizer"] is not None:
                 raise ValueError(
-                    f"The earlier results in {self.folder} were made with another {name} ({theirs.get(name)} and not "
-                    f"{ours[name]}): evaluate both models anew."
+                    f"The earlier results in {self.folder} were made with another {name} ({then.get(name)} and not "
+                    f"{now[name]}): evaluate both models anew."
                 )
 
     def logs(self, title: str) -> Logs:
@@ -109,12 +108,12 @@ class Earlier:
 
 
 def sample_file(results: Path, model: str, title: str) -> Path:
-    """Where the per-item logs of a model and a task are, below a folder of results."""
+    """The file with the per-item logs of a model and a task, below a folder of results."""
     return results / "samples" / as_file_name(model) / f"{as_file_name(title)}.jsonl"
 
 
 def write_samples(results: Path, logs: dict[str, dict[str, Logs]]) -> None:
-    """All per-item logs, title -> model -> logs, in place of those of an earlier evaluation."""
+    """Write all per-item logs, title -> model -> logs, and delete those of an earlier evaluation."""
     shutil.rmtree(results / "samples", ignore_errors=True)
     for title, of_task in logs.items():
         for model, of_model in of_task.items():
@@ -125,19 +124,19 @@ def earlier(folder: Path) -> list[Earlier]:
     """The models of an earlier evaluation, its original first. Raises ValueError if the folder holds none."""
     try:
         results = json.loads((folder / "results.json").read_text())
-        found = [
+        models = [
             Earlier(model["name"], folder, model["sha256"], model["step"], dict(results["settings"]))
             for model in results["models"]
         ]
-        if not found or not all(isinstance(one.name, str) and isinstance(one.step, int | None) for one in found):
+        if not models or not all(isinstance(each.name, str) and isinstance(each.step, int | None) for each in models):
             raise TypeError("no such models")
-        return found
+        return models
     except (KeyError, TypeError, ValueError, OSError, RecursionError):
         raise ValueError(f"{folder / 'results.json'} is not what an evaluation writes.") from None
 
 
 def paired(title: str, logs: Sequence[tuple[str, Logs]], filter_name: str) -> list[Logs]:
-    """Each model's logs of the same items in the same order. Raises ValueError if they were not asked the same."""
+    """Each model's logs of the same items in the same order. Raises ValueError if the items differ."""
     by_id = [{log["id"]: log for log in of_model if log["filter"] == filter_name} for _, of_model in logs]
     for (name, _), items in zip(logs, by_id, strict=True):
         if items.keys() != by_id[0].keys():

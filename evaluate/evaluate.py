@@ -1,4 +1,4 @@
-"""Evaluate an original and what was made from it, on the same questions and the same text."""
+"""The evaluation of an original model and of models made from it, on the same tasks and the same text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import alpaca_eval, answers, benchmarks, harness, measure
 from .answers import Earlier, Logs
 from .divergence import Divergence
 from .harness import MissingRowsError, Task
-from .measure import Machine, Question
+from .measure import PendingTask, Runner
 from .models import Model, check_together, load_tokenizer, open_model
 from .papers import load_paper
 from .results import ModelInfo, Results, average_of, compile_tasks
@@ -30,7 +30,10 @@ PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare, and on what. Models as users write them: a checkpoint, BASE+ADAPTER, or earlier results."""
+    """The models to compare and the tasks and texts to compare them on.
+
+    Models are named as on the command line: a checkpoint, BASE+ADAPTER, or the folder of earlier results.
+    """
 
     original: str
     others: Sequence[str] = ()
@@ -40,15 +43,15 @@ class Request:
     limit: int | None = None
     texts: Sequence[Path] = (PACKAGED_TEXT,)  # for perplexity and divergence
     text_tokens: int = 8192  # of each
-    data: Path | None = None  # rows without a hub: the folder of `benchmarks.fetch`
+    data: Path | None = None  # the folder that `benchmarks.fetch` filled; None takes rows from the hub
     runs_code: bool = False  # whether tasks may run code that a model wrote
-    fresh: bool = False  # whether kept answers are asked for again
+    fresh: bool = False  # run all tasks, cached answers or not
 
 
-def evaluate(request: Request, machine: Machine, out: Path) -> Results:
-    """Ask all models what was not asked before, and compare them; per-item logs go below `out`, when all is done.
+def evaluate(request: Request, runner: Runner, out: Path) -> Results:
+    """Run the tasks whose answers are not cached, and compare the models; per-item logs are written below `out`.
 
-    Everything that can be checked is, before the first model loads. Raises ValueError.
+    Everything that can be checked is checked before the first model is loaded. Raises ValueError.
     """
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
@@ -56,15 +59,15 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     real = [model for model in models if isinstance(model, Model)]
     if real:
-        _check_real(real, tasks, texts, request, machine)
-        machine = machine.with_dtype_of(real[0].folder)
-    settings = _settings(request, machine, real)
-    logs = _ask(models, tasks, request, machine, settings)
+        _check_real(real, tasks, texts, request, runner)
+        runner = runner.with_dtype_of(real[0].folder)
+    settings = _settings(request, runner, real)
+    logs = _collect_logs(models, tasks, request, runner, settings)
     names = [model.name for model in models]
     results = compile_tasks(tasks, logs, names)
-    divergences = {name: _divergences(models, text, request, machine) for name, text in texts.items()}
+    divergences = {name: _divergences(models, text, request, runner) for name, text in texts.items()}
     answers.write_samples(out, logs)
-    judged = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
+    alpaca_logs = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
@@ -73,14 +76,14 @@ def evaluate(request: Request, machine: Machine, out: Path) -> Results:
         average=average_of(results, names),
         divergences=divergences,
         left_out=left_out,
-        notes=_notes(models, request) + _judge_alpaca_eval(judged, out),
+        notes=_notes(models, request) + _judge_alpaca_eval(alpaca_logs, out),
         settings=settings,
         paper=load_paper(suite.paper) if suite and suite.paper else None,
     )
 
 
 def _load_tasks(suite: Suite | None, request: Request) -> tuple[list[Task], dict[str, str]]:
-    """The tasks, and those of the suite whose rows cannot be had, with the reason."""
+    """The tasks, and those of the suite that are left out because their rows are missing, title -> the reason."""
     if request.data is not None:
         benchmarks.check(request.data)
     tasks, left_out = [], {}
@@ -103,12 +106,12 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
     roles: list[str] = []
     for name, role in given:
         if (Path(name) / "results.json").is_file():
-            found: list[Model | Earlier] = [*answers.earlier(Path(name))]
-            found = found[:1] if role == "original" else found[1:] or found
+            earlier = answers.earlier(Path(name))
+            opened: list[Model | Earlier] = [*(earlier[:1] if role == "original" else earlier[1:] or earlier)]
         else:
-            found = [open_model(name)]
-        models += found
-        roles += [role] * len(found)
+            opened = [open_model(name)]
+        models += opened
+        roles += [role] * len(opened)
     names = [model.name for model in models]
     models = [model.under_its_path() if names.count(model.name) > 1 else model for model in models]
     names = [answers.as_file_name(model.name) for model in models]
@@ -119,9 +122,9 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
 
 
 def _check_real(
-    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: Request, machine: Machine
+    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: Request, runner: Runner
 ) -> None:
-    check_together(models, machine.ranks)
+    check_together(models, runner.ranks)
     tokenizer = load_tokenizer(models[0])
     for text in texts.values():
         windows_of(text, tokenizer, measure.WINDOW, request.text_tokens)
@@ -130,11 +133,11 @@ def _check_real(
         raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
 
 
-def _ask(
+def _collect_logs(
     models: Sequence[Model | Earlier],
     tasks: Sequence[Task],
     request: Request,
-    machine: Machine,
+    runner: Runner,
     settings: dict[str, Any],
 ) -> dict[str, dict[str, Logs]]:
     """Each model's answers to each task, title -> model -> logs; those of earlier results are read first."""
@@ -146,27 +149,31 @@ def _ask(
                 of_task[model.name] = model.logs(title)
     real = [model for model in models if isinstance(model, Model)]
     for model in real:
-        questions = [Question(task.entry, answers.kept(model, task, settings)) for task in tasks]
-        missing = [question for question in questions if request.fresh or not question.file.is_file()]
-        if len(missing) < len(questions):
-            done = len(questions) - len(missing)
-            print(f"{model.name}: {done} of {len(questions)} tasks kept from before", file=sys.stderr)
-        if missing:
-            machine.run(measure.ask, model, real[0], missing, request.data, request.runs_code)
-        for question in questions:
-            logs[question.entry.title][model.name] = answers.read(question.file)
+        files = {task.entry.title: answers.cache_file(model, task, settings) for task in tasks}
+        pending = [
+            PendingTask(task.entry, file)
+            for task, file in zip(tasks, files.values(), strict=True)
+            if request.fresh or not file.is_file()
+        ]
+        if len(pending) < len(tasks):
+            cached = len(tasks) - len(pending)
+            print(f"{model.name}: {cached} of {len(tasks)} tasks are cached", file=sys.stderr)
+        if pending:
+            runner.run(measure.run_tasks, model, real[0], pending, request.data, request.runs_code)
+        for title, file in files.items():
+            logs[title][model.name] = answers.read(file)
     return logs
 
 
 def _divergences(
-    models: Sequence[Model | Earlier], text: str, request: Request, machine: Machine
+    models: Sequence[Model | Earlier], text: str, request: Request, runner: Runner
 ) -> dict[str, Divergence]:
     original, *others = models
-    here = [model for model in others if isinstance(model, Model)]
-    if not isinstance(original, Model) or not here:
+    with_weights = [model for model in others if isinstance(model, Model)]
+    if not isinstance(original, Model) or not with_weights:
         return {}
-    found = machine.run(measure.compare, original, here, text, request.text_tokens)
-    return dict(zip([model.name for model in here], found, strict=True))
+    divergences = runner.run(measure.compare, original, with_weights, text, request.text_tokens)
+    return dict(zip([model.name for model in with_weights], divergences, strict=True))
 
 
 def _read_text(path: Path) -> str:
@@ -193,21 +200,21 @@ def _notes(models: Sequence[Model | Earlier], request: Request) -> list[str]:
 
 
 def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
-    """The answers, written for AlpacaEval's own tool, and what it says of them."""
+    """Write the answers for AlpacaEval's own tool, and return its verdict on each model."""
     notes = []
-    for model, answered in logs.items():
+    for model, of_model in logs.items():
         file = out / "alpaca_eval" / f"{answers.as_file_name(model)}.json"
-        alpaca_eval.write_outputs(answered, model, file)
+        alpaca_eval.write_outputs(of_model, model, file)
         notes.append(f"{model}: {alpaca_eval.judge(file)}")
     return notes
 
 
-def _settings(request: Request, machine: Machine, models: Sequence[Model]) -> dict[str, Any]:
-    """All that the answers depend on besides the model and the task, and what else was set."""
+def _settings(request: Request, runner: Runner, models: Sequence[Model]) -> dict[str, Any]:
+    """All settings; under `answers`, those that answers depend on besides the model and the task."""
     return {
         "answers": {
-            "dtype": machine.weights_dtype,
-            "device": torch.cuda.get_device_name() if machine.device_type == "cuda" else "cpu",
+            "dtype": runner.weights_dtype,
+            "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
             "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
             "tokenizer": models[0].tokenizer_sha256 if models else None,
             "seed": harness.SEED,
@@ -221,7 +228,7 @@ def _settings(request: Request, machine: Machine, models: Sequence[Model]) -> di
         "limit": request.limit,
         "text_tokens": request.text_tokens,
         "window": measure.WINDOW,
-        "batch_size": machine.batch_size,
-        "tp": machine.ranks,
+        "batch_size": runner.batch_size,
+        "tp": runner.ranks,
         "runs_code": request.runs_code,
     }

@@ -23,11 +23,11 @@ from . import benchmarks, code_execution
 from .metrics import Metric, metric_of, pair
 from .suites import Entry
 
-SEED = 1234  # of whatever is drawn: shots, and sampled generations
+SEED = 1234  # of shots and of sampled generations
 HARNESS = version("lm_eval")
 OUR_TASKS = Path(__file__).parent / "tasks"
 
-# where the tasks of our suites are defined: their folders alone are read in no time
+# the folders that define the tasks of our suites: the index of one is read at once, that of all takes long
 _OURS = "ours"
 _FOLDERS = {
     "alpaca_eval": _OURS,
@@ -56,7 +56,7 @@ class Task:
 
     entry: Entry
     loaded: dict[str, Any]  # the harness's tasks by name
-    metric: Metric | None  # None where the outputs are what is wanted
+    metric: Metric | None  # None where only the outputs are wanted
     filter: str
     shots: int
     versions: dict[str, Any]
@@ -64,26 +64,26 @@ class Task:
 
 
 def load_tasks(entries: Sequence[Entry], rows: Path | None, runs_code: bool) -> list[Task]:
-    """The entries' tasks, ready to be asked. `rows` is the folder of `benchmarks.fetch`, None for the hub.
+    """The entries' tasks, ready to run. `rows` is the folder that `benchmarks.fetch` filled; None takes the hub's.
 
-    Raises ValueError where a task is unknown, lacks rows, a metric, a package, or the user's leave to run code.
+    Raises ValueError where a task is unknown, lacks rows, a metric or a package, or runs code without permission.
     """
     return [_load_task(entry, rows, runs_code) for entry in entries]
 
 
-def ask(
+def run_task(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     batch_size: int | str,
     runs_code: bool = False,
 ) -> list[dict[str, Any]]:
-    """Put the task's items to the model: the harness's log of each, with all metrics, in the items' order."""
+    """The harness's log of each of the task's items, with all metrics, in the order of the items."""
     from lm_eval.evaluator import evaluate
 
     set_seed(SEED)
-    for asked in task.loaded.values():
-        asked.set_fewshot_seed(SEED)
+    for of_harness in task.loaded.values():
+        of_harness.set_fewshot_seed(SEED)
     results = evaluate(
         _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size),
         {"tasks": task.loaded},
@@ -105,7 +105,7 @@ def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
     loaded = _load(manager, entry, rows, entry.shots or 0)
     shots = entry.shots if entry.shots is not None else max(task.config.num_fewshot or 0 for task in loaded.values())
     if shots and entry.shots is None:
-        loaded = _load(manager, entry, rows, shots)  # which rows are asked may depend on it
+        loaded = _load(manager, entry, rows, shots)  # rows that serve as shots are not asked
     for name, task in loaded.items():
         task.set_config("num_fewshot", shots)
         if shots and not task.sampler.df:
@@ -120,7 +120,7 @@ def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
 
 
 class MissingRowsError(ValueError):
-    """A task is known, and its rows are out of reach."""
+    """The rows of a known task cannot be loaded."""
 
 
 def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str, Any]:
@@ -172,23 +172,23 @@ def _check_code(entry: Entry, runs_code: bool) -> None:
 
 
 def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric | None, str]:
-    """The entry's metric, None where the outputs are what is wanted, and the filter of the responses it is taken of."""
+    """The entry's metric, None where only outputs are wanted, and the filter of the responses that it scores."""
     first = next(iter(loaded.values()))
-    wanted, _, filter_name = (entry.metric or next(iter(first.aggregation()))).partition(",")
+    name, _, filter_name = (entry.metric or next(iter(first.aggregation()))).partition(",")
     filters = [ensemble.name for ensemble in first._filters]
     if filter_name and filter_name not in filters:
         raise ValueError(f"Task {entry.task} has no filter '{filter_name}' but {', '.join(filters)}.")
-    if wanted == "bypass":
+    if name == "bypass":
         return None, filters[0]
     try:
-        metrics = [metric_of(wanted, task.aggregation(), task.higher_is_better()) for task in loaded.values()]
+        metrics = [metric_of(name, task.aggregation(), task.higher_is_better()) for task in loaded.values()]
     except ValueError as error:
         raise ValueError(f"Task {entry.task} cannot be scored: {error}.") from None
     return metrics[0], filter_name or filters[0]
 
 
 def _note(loaded: dict[str, Any], rows: Path | None, shots: int) -> str:
-    """What a reader of the results has to know."""
+    """The remark on this task for readers of the results, or an empty string."""
     first = next(iter(loaded.values()))
     notes = [f"{len(loaded)} tasks, of which all items count alike"] if len(loaded) > 1 else []
     if rows:
@@ -209,7 +209,7 @@ def _check_ifeval() -> None:
 
 @cache
 def _manager(folder: str | None) -> Any:
-    """The harness's index of its tasks and ours: of one folder of tasks, or all 14,000, which takes long."""
+    """The harness's index of tasks: of one folder, or of all its 14,000 tasks and ours, which takes long."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import lm_eval.tasks
 
@@ -221,7 +221,7 @@ def _manager(folder: str | None) -> Any:
 
 
 def _log(task: str, sample: dict[str, Any]) -> dict[str, Any]:
-    """One item as it is kept: the harness's hashes make it the same item in another run."""
+    """One item as answers hold it; the harness's hashes in its id make it the same item in another run."""
     pairs = {name: pair(sample[name]) for name in sample["metrics"]}
     return {
         "task": task,
@@ -231,13 +231,13 @@ def _log(task: str, sample: dict[str, Any]) -> dict[str, Any]:
         "prompt": sample["arguments"][0][0],
         "target": sample["target"],
         "responses": sample["filtered_resps"],
-        "metrics": {name: found for name, found in pairs.items() if found is not None},
+        "metrics": {name: value for name, value in pairs.items() if value is not None},
     }
 
 
 @cache
 def _harness_model() -> Any:
-    """The harness's own wrapper, which here refuses a doubled BOS. Made late: importing it takes seconds."""
+    """The harness's wrapper of a model, made to refuse a doubled BOS; defined here since importing it takes seconds."""
     from lm_eval.models.huggingface import HFLM
 
     class HarnessModel(HFLM):
@@ -253,7 +253,7 @@ def _harness_model() -> Any:
 
 
 def check_one_bos(input_ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase, padded_left: bool) -> None:
-    """Raises ValueError where a row of input_ids, [B, T], starts with two BOS: that moves scores, silently."""
+    """Raises ValueError where a row of input_ids, [B, T], starts with two BOS, which would silently change scores."""
     bos, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
     if bos is None or (padded_left and bos == pad):
         return  # padding cannot be told from it

@@ -1,4 +1,4 @@
-"""Models at work, in this process or on several ranks: they answer tasks, and their predictions are compared."""
+"""The part of an evaluation that runs models, in this process or on several ranks: tasks, and divergences."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .divergence import Divergence, divergence
 from .models import Model, load_model, load_tokenizer
 from .suites import Entry
 
-_TIMEOUT_SECONDS = 1800.0  # of a collective: ranks score what they generated at their own pace
+_TIMEOUT_SECONDS = 1800.0  # of a collective: each rank scores the generations at its own pace
 _CPU_BATCH, _GENERATION_BATCH = 8, 16
 WINDOW = 512  # tokens
 
 
 @dataclass(frozen=True)
-class Machine:
-    """How models run. `batch_size` is a number, or `auto`: what fits; 16 to generate; 8 on a CPU."""
+class Runner:
+    """Where and how models run. `batch_size` is a number, or `auto`: as many as fit, 16 to generate, 8 on a CPU."""
 
     device_type: str  # cpu or cuda
     ranks: int = 1
@@ -41,85 +41,87 @@ class Machine:
 
     @property
     def weights_dtype(self) -> str:
-        """`auto` is float32 on a CPU, and else the checkpoint's."""
+        """The dtype to load models in: `auto` is float32 on a CPU, elsewhere the checkpoint's."""
         return "float32" if self.dtype == "auto" and self.device_type == "cpu" else self.dtype
 
-    def with_dtype_of(self, folder: Path) -> Machine:
-        """All models run in the precision of one: `auto` is its checkpoint's, on a CPU float32."""
+    def with_dtype_of(self, folder: Path) -> Runner:
+        """The same with `auto` resolved to one checkpoint's dtype, so that all models run in the same precision."""
         if self.dtype != "auto" or self.device_type == "cpu":
             return self
         dtype = AutoConfig.from_pretrained(folder).dtype
         return replace(self, dtype=str(dtype or torch.bfloat16).removeprefix("torch."))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args, machine)` on every rank; the first one's result."""
+        """Call `function(*args, runner)` on every rank and return the first rank's result."""
         if self.ranks == 1:
             return function(*args, self)
-        ranks = (function, self.ranks, *args, self)
-        return run_on_ranks(*ranks, device_type=self.device_type, timeout_seconds=_TIMEOUT_SECONDS)[0]
+        results = run_on_ranks(
+            function, self.ranks, *args, self, device_type=self.device_type, timeout_seconds=_TIMEOUT_SECONDS
+        )
+        return results[0]
 
     def batch_size_for(self, generates: bool) -> int | str:
         if self.batch_size != "auto":
             return int(self.batch_size)
-        # the harness tries batches of a model's longest context before it generates, which for 128 k tokens is 1
+        # before it generates, the harness tries batches of the model's longest context: with 128 k tokens one fits
         return _CPU_BATCH if self.device_type == "cpu" else _GENERATION_BATCH if generates else "auto"
 
 
 @dataclass(frozen=True)
-class Question:
-    """A task to ask, and the file for the answers."""
+class PendingTask:
+    """A task that a model has yet to run, and the file for its answers."""
 
     entry: Entry
     file: Path
 
 
-def ask(
+def run_tasks(
     model: Model,
     tokenizer_of: Model,
-    questions: Sequence[Question],
+    pending: Sequence[PendingTask],
     rows: Path | None,
     runs_code: bool,
-    machine: Machine,
+    runner: Runner,
 ) -> None:
-    """Ask each question and keep its answers at once, so that an interrupted run goes on with the next.
+    """Run each task and write its answers at once, so that an interrupted evaluation resumes with the next task.
 
-    The prompts are tokenised as for `tokenizer_of`: a model's own tokenizer may add a BOS where another's does not.
+    Prompts are tokenised as for `tokenizer_of`: the model's own tokenizer may add a BOS where another one does not.
     """
     _free_memory()
-    tasks = harness.load_tasks([question.entry for question in questions], rows, runs_code)
-    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, machine)
-    for number, (question, task) in enumerate(zip(questions, tasks, strict=True), start=1):
-        _say(f"{model.name}: {question.entry.title} ({number} of {len(questions)})")
-        generates = any(asked.OUTPUT_TYPE == "generate_until" for asked in task.loaded.values())
-        with _enough_memory():
-            logs = harness.ask(loaded, tokenizer, task, machine.batch_size_for(generates), runs_code)
+    tasks = harness.load_tasks([each.entry for each in pending], rows, runs_code)
+    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, runner)
+    for number, (task, file) in enumerate(zip(tasks, [each.file for each in pending], strict=True), start=1):
+        _say(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
+        generates = any(of_harness.OUTPUT_TYPE == "generate_until" for of_harness in task.loaded.values())
+        with _explain_oom():
+            logs = harness.run_task(loaded, tokenizer, task, runner.batch_size_for(generates), runs_code)
         if _is_first_rank():
-            answers.write(question.file, logs)
+            answers.write(file, logs)
 
 
-def compare(original: Model, others: Sequence[Model], text: str, tokens: int, machine: Machine) -> list[Divergence]:
+def compare(original: Model, others: Sequence[Model], text: str, tokens: int, runner: Runner) -> list[Divergence]:
     """Each of `others` against `original` on the first `tokens` of `text`; two models are in memory at a time."""
     windows = windows_of(text, load_tokenizer(original), WINDOW, tokens)
-    first = _load(original, machine)
-    found = []
+    loaded_original = _load(original, runner)
+    divergences = []
     for other in others:
-        second = _load(other, machine)
-        with _enough_memory(), _bar(f"{other.name}: divergence", len(windows)) as advance:
-            found.append(divergence(_logits(first), _logits(second), windows, advance))
-        del second
+        loaded = _load(other, runner)
+        with _explain_oom(), _bar(f"{other.name}: divergence", len(windows)) as advance:
+            divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, advance))
+        del loaded
         _free_memory()
-    return found
+    return divergences
 
 
 def _logits(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda input_ids: model(input_ids.to(model.device), use_cache=False).logits
 
 
-def _load(model: Model, machine: Machine) -> Any:
-    if not _is_first_rank():  # every rank does the same, one speaks
+def _load(model: Model, runner: Runner) -> Any:
+    if not _is_first_rank():  # all ranks do the same, and the first one prints
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the rank ends
     logging.disable_progress_bar()
-    return load_model(model, machine.weights_dtype, machine.device_type, machine.ranks)
+    return load_model(model, runner.weights_dtype, runner.device_type, runner.ranks)
 
 
 def _free_memory() -> None:
@@ -145,7 +147,7 @@ def _bar(label: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
+def _explain_oom() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:

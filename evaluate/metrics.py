@@ -1,4 +1,4 @@
-"""What a metric adds up per item, so that two models are compared item by item."""
+"""Metrics as sums over items, so that two models can be compared item by item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether it may be a share, which lies between 0 and 1 and is printed in per cent."""
+        """Whether its values may be shares, which lie between 0 and 1 and are printed in per cent."""
         return self.kind == "mean"
 
     def parts(self, pairs: dict[str, list[float]]) -> list[float]:
@@ -53,9 +53,9 @@ def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_b
 
 
 def pair(value: Any) -> list[float] | None:
-    """The numerator and denominator of what the harness logs for an item; None for what is no such thing.
+    """The numerator and denominator of the value that the harness logs for an item; None if it is of another kind.
 
-    It logs a number, a list of them (an item with several answers), or a tuple of log-likelihood and length.
+    The harness logs a number, a list of them (an item with several answers), or a tuple of log-likelihood and length.
     """
     if _is_number(value):
         return [float(value), 1.0]

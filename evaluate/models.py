@@ -1,4 +1,4 @@
-"""The models that are compared: where they are, whether they go together, and how they are loaded."""
+"""The models to compare: opened by the names that users give them, checked together, and loaded."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Model:
     name: str  # in the report
     folder: Path
     adapter: Path | None
-    sha256: str  # of everything that its answers depend on
+    sha256: str  # of all files that its answers depend on
     tokenizer_sha256: str
     given: str  # as the user wrote it
 
     def under_its_path(self) -> Model:
-        """Where another model has the same name, as all checkpoints of a trainer do."""
+        """The model named by its path, for where another one has the same name, as a trainer's checkpoints do."""
         return replace(self, name=self.given)
 
     @property
     def step(self) -> int | None:
-        """How many training steps it is old, if a trainer wrote it."""
+        """The training step at which a trainer wrote it, None if none did."""
         try:
             return int(json.loads(((self.adapter or self.folder) / "trainer_state.json").read_text())["global_step"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -54,12 +54,12 @@ class Model:
 
 
 def open_model(given: str) -> Model:
-    """The model that a user names: as `convert` takes it, or BASE+ADAPTER. Raises ValueError."""
+    """The model `given` by a user: any source that `convert` takes, or BASE+ADAPTER. Raises ValueError."""
     base, plus, adapter = given.partition("+")
-    if plus and Path(given).is_dir():  # a folder may be called so
+    if plus and Path(given).is_dir():  # a folder whose name has a +
         base, adapter = given, ""
     folder = checkpoint_folder(base)
-    _refuse_wiring_that_is_not_run(folder, base)
+    _refuse_ignored_wiring(folder, base)
     name = Path(base).resolve().name if Path(base).is_dir() else base
     if not adapter:
         return Model(name, folder, None, _sha256(folder), _tokenizer_sha256(folder), given)
@@ -111,7 +111,7 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
     return loaded.eval()
 
 
-def _refuse_wiring_that_is_not_run(folder: Path, given: str) -> None:
+def _refuse_ignored_wiring(folder: Path, given: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") == "llama" and "wiring" in config:
         raise ValueError(
@@ -121,7 +121,7 @@ def _refuse_wiring_that_is_not_run(folder: Path, given: str) -> None:
 
 
 def _sha256(folder: Path) -> str:
-    """Of a checkpoint: what defines it and its weights, by name and content."""
+    """Of a checkpoint's weights and of the files that define it, by name and content."""
     files = [folder / name for name in _DEFINING if (folder / name).is_file()]
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:

@@ -1,4 +1,4 @@
-"""What an evaluation writes: results.json, report.md, report.html and plots."""
+"""The report of an evaluation: results.json, report.md, report.html and plots."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def markdown(results: Results, command: str, date: str) -> str:
         parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
-    for text, found in results.divergences.items():
-        if found:
+    for text, by_model in results.divergences.items():
+        if by_model:
             parts += [f"## Divergence on {_plain(text)}", _divergence_table(results, text)]
     remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
@@ -55,10 +55,10 @@ def _title(results: Results) -> str:
 
 
 def _plain(name: str) -> str:
-    """Text that says in Markdown what it is: names come from folders, which may be called anything."""
+    """Text escaped for Markdown: names come from folders, which may be called anything."""
     name = "".join(letter if letter.isprintable() else " " for letter in name)
     name = re.sub(r"([\\`*\[\]!~]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", name)
-    return re.sub("[&<>|]", lambda found: f"&#{ord(found[0])};", name)
+    return re.sub("[&<>|]", lambda match: f"&#{ord(match[0])};", name)
 
 
 def _settings(results: Results, date: str) -> str:
@@ -83,7 +83,7 @@ def _wiring(config: dict[str, object]) -> str:
 
 
 def _tasks_table(results: Results) -> str:
-    """One table for each model that is compared; one of its own scores for an original alone."""
+    """One table for each model that is compared with the original; the original's scores if there is none."""
     original = results.original.name
     if not results.others:
         rows = [
@@ -191,8 +191,8 @@ def _shared_average(tasks: Sequence[TaskResult], paper: Paper, name: str) -> flo
 
 
 def _divergence_table(results: Results, text: str) -> str:
-    found = results.divergences[text]
-    first = next(iter(found.values()))
+    by_model = results.divergences[text]
+    first = next(iter(by_model.values()))
     head = [
         "model",
         "perplexity",
@@ -201,7 +201,7 @@ def _divergence_table(results: Results, text: str) -> str:
         *(f"top-{k}" for k in first.agreement),
     ]
     rows = [[_plain(results.original.name), f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
-    for name, divergence in found.items():
+    for name, divergence in by_model.items():
         error = divergence.kl_standard_error
         rows.append(
             [

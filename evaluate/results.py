@@ -1,4 +1,4 @@
-"""The results of an evaluation as numbers: what `results.json` holds, and all that the report says."""
+"""The results of an evaluation: the numbers in `results.json`, of which the report is made."""
 
 from __future__ import annotations
 
@@ -79,13 +79,12 @@ class Results:
 
 def compile_tasks(tasks: Sequence[Task], logs: dict[str, dict[str, Logs]], models: Sequence[str]) -> list[TaskResult]:
     """The tasks' results from each model's logs, title -> model -> logs. Raises ValueError if items do not pair."""
-    unjudged = [_compile_task(task, task.metric, logs[task.entry.title], models) for task in tasks if task.metric]
-    verdicts = {
-        model: significant([result.deltas[model] for result in unjudged]) for model in models[1:]
-    }  # over all tasks of a model: many comparisons find something
-    for number, result in enumerate(unjudged):
-        result.significant.update({model: verdicts[model][number] for model in models[1:]})
-    return unjudged
+    results = [_compile_task(task, task.metric, logs[task.entry.title], models) for task in tasks if task.metric]
+    for model in models[1:]:  # over all tasks of a model together, since among many comparisons some differ by chance
+        verdicts = significant([result.deltas[model] for result in results])
+        for result, verdict in zip(results, verdicts, strict=True):
+            result.significant[model] = verdict
+    return results
 
 
 def average_of(tasks: Sequence[TaskResult], models: Sequence[str]) -> Average | None:
@@ -116,7 +115,7 @@ def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Seq
         shots=task.shots,
         chat=entry.chat,
         limit=entry.limit,
-        is_share=metric.is_share and all(_are_shares(found) for found in parts.values()),
+        is_share=metric.is_share and all(map(_are_shares, parts.values())),
         higher_is_better=metric.higher_is_better,
         versions=task.versions,
         note=task.note,
@@ -127,7 +126,7 @@ def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Seq
 
 
 def _are_shares(parts: np.ndarray) -> bool:
-    """Some means, such as BLEU's, are none."""
+    """Whether all values lie between 0 and 1; the means of some metrics, such as BLEU, do not."""
     return bool(((parts[:, 0::2] >= 0) & (parts[:, 0::2] <= parts[:, 1::2])).all())
 
 

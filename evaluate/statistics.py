@@ -1,7 +1,7 @@
-"""What a difference between two models is worth: both answered the same items, so items pair.
+"""Paired statistics of the difference between two models that answered the same items.
 
-The paired standard error is that of the per-item differences, often far below the root of two squared standard errors,
-because models that share their weights fail on the same items.
+The paired standard error is that of the per-item differences. It is often far below the one for independent samples,
+because models that share weights fail on the same items.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
 
 
 def significant(deltas: Sequence[Delta]) -> list[bool]:
-    """Which of one model's differences are significant at LEVEL together (Holm, 1979)."""
+    """Whether each of one model's differences is significant, at LEVEL over all of them together (Holm, 1979)."""
     order = sorted((given.p, index) for index, given in enumerate(deltas) if given.p is not None)
     verdicts = [False] * len(deltas)
     for rank, (p, index) in enumerate(order):
@@ -65,7 +65,7 @@ def _t_test(original: np.ndarray, other: np.ndarray) -> float | None:
     """
     n = len(original)
     influences = [_influence(parts) for parts in (other, original)]
-    difference = sum(sign * found.mean() for sign, found in zip((1, -1), influences, strict=True))
+    difference = influences[0].mean() - influences[1].mean()
     error = float((influences[0] - influences[1]).std(ddof=1) / np.sqrt(n))
     if not error:
         return float(difference == 0)
@@ -78,8 +78,8 @@ def _influence(parts: np.ndarray) -> np.ndarray:
     numerators, denominators = parts[:, 0::2], parts[:, 1::2]
     quotients = numerators.sum(axis=0) / denominators.sum(axis=0)
     deviations = (numerators - quotients * denominators) / denominators.mean(axis=0)
-    found: np.ndarray = (quotients + deviations).mean(axis=1)
-    return found
+    influences: np.ndarray = (quotients + deviations).mean(axis=1)
+    return influences
 
 
 def _standard_error(metric: Metric, parts: np.ndarray) -> float | None:

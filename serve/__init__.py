@@ -1,1 +1,1 @@
-"""Running rewired models. Imports `rewired` only."""
+"""Running rewired models: `rewired generate`."""

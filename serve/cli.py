@@ -15,14 +15,17 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _generate(
-    source: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: as convert's SOURCE.")],
-    prompt: Annotated[str, typer.Option(help="What to answer or to continue.")],
-    tp: Annotated[int, typer.Option(help="Over how many ranks to split the model; one GPU each.", min=1)] = 1,
-    max_new_tokens: Annotated[int, typer.Option(help="Where to stop, if the model does not.", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling, if the temperature is not 0.")] = 0,
+    source: Annotated[str, typer.Argument(help="A checkpoint, rewired or not, named like convert's SOURCE.")],
+    prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
+    tp: Annotated[int, typer.Option(help="The number of ranks to split the model over; one GPU each.", min=1)] = 1,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="The number of tokens to stop at if the model does not stop before.", min=1)
+    ] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling, where the temperature is not 0.")] = 0,
     chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default if there is one.")
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Use the chat template; by default if the checkpoint has one."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: the checkpoint's.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",

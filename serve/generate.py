@@ -1,4 +1,4 @@
-"""Generate text on one rank or many: the smallest real use of a rewired checkpoint."""
+"""Text generation on one rank or many: the smallest real use of a rewired checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rewired.ranks import choose_device, run_on_ranks
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to continue, and how. `chat` is None where the tokenizer decides: with its template, if it has one."""
+    """A text to continue and how to sample. `chat` None uses the chat template if the tokenizer has one."""
 
     text: str
     max_new_tokens: int
@@ -30,7 +30,7 @@ class Prompt:
 def generate(folder: Path, prompt: Prompt, ranks: int = 1, dtype: str = "auto", device: str = "auto") -> str:
     """Print the answer of the checkpoint in `folder` token by token, and return it.
 
-    Raises ValueError where the model, the ranks and the machine do not go together, RankError where a rank dies.
+    Raises ValueError where the model cannot be loaded or run on so many ranks here, RankError where a rank dies.
     """
     _check_model(folder, ranks)
     device_type = choose_device(device, ranks)
@@ -68,7 +68,7 @@ def _check_model(folder: Path, ranks: int) -> None:
 
 
 def _load(auto_class: Any, folder: Path, **options: Any) -> Any:
-    """Raises ValueError in one sentence, where transformers may take several."""
+    """`from_pretrained`; raises ValueError with the first line of transformers' message."""
     try:
         return auto_class.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What the papers published, to stand beside what was measured. One YAML file a table, under `papers/`."""
+"""Tables that the papers published, printed beside our measurements. One YAML file a table, under `papers/`."""
 
 from __future__ import annotations
 

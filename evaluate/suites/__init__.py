@@ -1,4 +1,4 @@
-"""Suites: which tasks, with how many shots, scored by which metric. One YAML file each, under `suites/`."""
+"""Suites: tasks, each with its number of shots and its metric. One YAML file a suite, under `suites/`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent
-PAPERS = FOLDER.parent / "papers"  # their published rows
+PAPERS = FOLDER.parent / "papers"  # tables that suites are compared with
 
 
 @dataclass(frozen=True)
 class Entry:
     """One task of a suite.
 
-    `metric` is the harness's name of it, with its filter after a comma where the task has several, or `aggregate` for
-    the mean of all four of IFEval's; empty takes the task's first. `shots` None takes the task's own number.
+    `metric` is the harness's name of the metric, followed by a comma and the filter where the task has several filters,
+    or `aggregate` for the mean of IFEval's four metrics; empty is the task's first. `shots` None is the task's default.
     """
 
     task: str
     metric: str = ""
     shots: int | None = None
     chat: bool = False  # whether prompts go through the tokenizer's chat template
-    limit: int | None = None  # the first so many items of every task; all, where None
-    column: str = ""  # what the paper's table calls it
+    limit: int | None = None  # the number of items, from the first on; None for all
+    column: str = ""  # its name in the paper's table
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ def load_suite(name: str) -> Suite:
 
 
 def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tuple[Entry, ...]:
-    """The suite's entries, or of them those that `tasks` names; a task that is not in the suite is the harness's own.
+    """The suite's entries or, if `tasks` are given, an entry for each: the suite's, else with the harness's defaults.
 
     `limit` lowers the suite's limits and never raises them.
     """

@@ -9,7 +9,7 @@ import pytest
 
 from rewired.evaluate import alpaca_eval
 from rewired.evaluate.evaluate import Request, evaluate
-from rewired.evaluate.measure import Machine
+from rewired.evaluate.measure import Runner
 
 from .benchmark_rows import CASES, carry
 from .world import make_dense, make_rows
@@ -66,7 +66,7 @@ def test_an_evaluation_writes_the_outputs_of_each_model(tmp_path: Path, monkeypa
     (case,) = (case for case in CASES if case.task == "alpaca_eval")
     carry(rows, case.file, [case.carried])
     request = Request(str(dense), tasks=["alpaca_eval"], data=rows, texts=())
-    results = evaluate(request, Machine("cpu"), tmp_path / "out")
+    results = evaluate(request, Runner("cpu"), tmp_path / "out")
     (output,) = json.loads((tmp_path / "out" / "alpaca_eval" / "dense.json").read_text())
     assert output["instruction"] == "Name a river."
     assert output["generator"] == "dense"

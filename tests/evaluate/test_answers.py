@@ -12,7 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rewired.evaluate.answers import answering_code, earlier, kept, paired, read, sample_file, write, write_samples
+from rewired.evaluate.answers import (
+    answering_code,
+    cache_file,
+    earlier,
+    paired,
+    read,
+    sample_file,
+    write,
+    write_samples,
+)
 from rewired.evaluate.harness import Task
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.models import Model
@@ -154,7 +163,7 @@ DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
 
 
 def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path) -> None:
-    files = {what: kept(*of) for what, of in DIFFERENT.items()}
+    files = {what: cache_file(*of) for what, of in DIFFERENT.items()}
     assert len(set(files.values())) == len(files)
     assert {file.parent for file in files.values()} == {cache / "answers"}
     assert files["another task"].name.startswith("sciq-")
@@ -170,7 +179,7 @@ def test_whatever_answers_depend_on_is_in_their_files_name(cache: Path) -> None:
     ids=["the model's name", "the column", "the metric: all are in the logs"],
 )
 def test_what_answers_do_not_depend_on_is_not(model: Model, task: Task) -> None:
-    assert kept(model, task, SETTINGS) == kept(
+    assert cache_file(model, task, SETTINGS) == cache_file(
         MODEL, TASK, {"batch_size": "4", "answers": dict(reversed(BASIS.items()))}
     )
 
@@ -182,10 +191,10 @@ def test_answers_depend_on_the_code_of_the_model_and_of_the_tasks() -> None:
 
 def test_a_name_says_nothing_about_a_file(cache: Path) -> None:
     """That it is there means that it is whole."""
-    file = kept(MODEL, TASK, SETTINGS)
+    file = cache_file(MODEL, TASK, SETTINGS)
     assert not file.exists() and not cache.exists()
     write(file, [log("a")])
-    assert read(kept(MODEL, TASK, SETTINGS)) == [log("a")]
+    assert read(cache_file(MODEL, TASK, SETTINGS)) == [log("a")]
 
 
 # samples beside the results

@@ -160,7 +160,7 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     assert not (tmp_path / "out").exists()
     done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "dense: 1 of 2 tasks kept from before" in done.stderr
+    assert "dense: 1 of 2 tasks are cached" in done.stderr
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
 
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from rewired.evaluate import benchmarks, harness, measure
 from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
 from rewired.evaluate.harness import check_one_bos, load_tasks
-from rewired.evaluate.measure import Machine
+from rewired.evaluate.measure import Runner
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.statistics import delta
 from rewired.evaluate.suites import Entry
@@ -30,7 +30,7 @@ from .benchmark_rows import OLMO, carry
 from .world import DENSE, LADDER, make_dense, make_rewired, make_rows, tokenizer
 
 pytestmark = pytest.mark.xdist_group("evaluate")
-MACHINE = Machine("cpu", batch_size="4")
+RUNNER = Runner("cpu", batch_size="4")
 TASKS = ("piqa", "lambada_openai")
 MMLU = Path(lm_eval.__file__).parent / "tasks" / "mmlu" / "default"
 
@@ -59,7 +59,7 @@ def request(world: Path, *others: str, **changes: Any) -> Request:
 def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
     """simple_evaluate on the same tasks at once, so in other batches, on a model of its own loading."""
     results = evaluate(
-        request(world, "ladder", tasks=("piqa", "lambada_openai", "gsm8k_cot"), limit=4), MACHINE, tmp_path / "out"
+        request(world, "ladder", tasks=("piqa", "lambada_openai", "gsm8k_cot"), limit=4), RUNNER, tmp_path / "out"
     )
     tasks = load_tasks([Entry(task.task) for task in results.tasks], world / "rows", False)
     for name in ("dense", "ladder"):
@@ -90,7 +90,7 @@ def test_the_items_of_a_group_count_alike(world: Path, tmp_path: Path, monkeypat
             ]
             carry(rows, f"{OLMO}/hails/mmlu_no_train/{subject}/{split}", items)
     asked = replace(request(world, tasks=("mmlu",)), data=rows)
-    (mmlu,) = evaluate(asked, MACHINE, tmp_path / "out").tasks
+    (mmlu,) = evaluate(asked, RUNNER, tmp_path / "out").tasks
     lm = HFLM(AutoModelForCausalLM.from_pretrained(world / "dense"), tokenizer=tokenizer(), batch_size=4)
     monkeypatch.setattr("datasets.load_dataset", lambda path, name: benchmarks.load_rows(rows, path, name, 0))
     direct = simple_evaluate(lm, tasks=["mmlu"], bootstrap_iters=0, task_manager=harness._manager("mmlu/default"))
@@ -102,7 +102,7 @@ def test_the_items_of_a_group_count_alike(world: Path, tmp_path: Path, monkeypat
 
 def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Path) -> None:
     asked = request(world, "standard", texts=(PACKAGED_TEXT,), control=str(world / "ladder"))
-    results = evaluate(asked, MACHINE, tmp_path / "out")
+    results = evaluate(asked, RUNNER, tmp_path / "out")
     assert [model.role for model in results.models] == ["original", "rewired", "control"]
     for task in results.tasks:
         assert task.deltas["standard"].value == 0
@@ -115,8 +115,8 @@ def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_two_ranks_answer_as_one(world: Path, tmp_path: Path) -> None:
     asked = request(world, "ladder", texts=(PACKAGED_TEXT,), limit=6, fresh=True)
-    alone = evaluate(asked, MACHINE, tmp_path / "alone")
-    together = evaluate(asked, replace(MACHINE, ranks=2), tmp_path / "together")
+    alone = evaluate(asked, RUNNER, tmp_path / "alone")
+    together = evaluate(asked, replace(RUNNER, ranks=2), tmp_path / "together")
     for one, two in zip(alone.tasks, together.tasks, strict=True):
         for name in ("dense", "ladder"):
             assert two.scores[name].value == pytest.approx(one.scores[name].value, rel=1e-4)
@@ -138,7 +138,7 @@ def test_an_adapter_is_a_model_of_its_own(world: Path, tmp_path: Path) -> None:
     model.merge_and_unload().save_pretrained(tmp_path / "merged")
     tokenizer().save_pretrained(tmp_path / "merged")
     others = [f"{world / 'ladder'}+{tmp_path / 'adapter'}", str(tmp_path / "merged")]
-    results = evaluate(replace(request(world), others=others), MACHINE, tmp_path / "out")
+    results = evaluate(replace(request(world), others=others), RUNNER, tmp_path / "out")
     perplexity = results.tasks[1]
     assert [model.name for model in results.others] == ["ladder+adapter", "merged"]
     assert perplexity.scores["ladder+adapter"].value == pytest.approx(perplexity.scores["merged"].value, rel=1e-4)
@@ -150,21 +150,21 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
 ) -> None:
     asked = []
 
-    def ask(model: Any, tokenizer: Any, task: Any, *rest: Any) -> Any:
+    def run_task(model: Any, tokenizer: Any, task: Any, *rest: Any) -> Any:
         asked.append(task.entry.task)
         if asked == list(TASKS):
             raise KeyboardInterrupt
-        return own_ask(model, tokenizer, task, *rest)
+        return real_run_task(model, tokenizer, task, *rest)
 
-    own_ask = harness.ask
-    monkeypatch.setattr(measure.harness, "ask", ask)
+    real_run_task = harness.run_task
+    monkeypatch.setattr(measure.harness, "run_task", run_task)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(request(world), MACHINE, tmp_path / "out")
-    evaluate(request(world), MACHINE, tmp_path / "out")
+        evaluate(request(world), RUNNER, tmp_path / "out")
+    evaluate(request(world), RUNNER, tmp_path / "out")
     assert asked == ["piqa", "lambada_openai", "lambada_openai"]
-    evaluate(request(world), MACHINE, tmp_path / "elsewhere")
+    evaluate(request(world), RUNNER, tmp_path / "elsewhere")
     assert len(asked) == 3, "an original is asked once, whatever it is compared with"
-    evaluate(request(world, fresh=True), MACHINE, tmp_path / "elsewhere")
+    evaluate(request(world, fresh=True), RUNNER, tmp_path / "elsewhere")
     assert len(asked) == 5
 
 
@@ -172,26 +172,26 @@ def test_earlier_results_stand_for_their_models(world: Path, tmp_path: Path) -> 
     """As an original, and as what is compared; the same numbers without the model."""
     from rewired.evaluate.report import write_report
 
-    whole = evaluate(request(world, "ladder"), MACHINE, tmp_path / "whole")
+    whole = evaluate(request(world, "ladder"), RUNNER, tmp_path / "whole")
     write_report(whole, "evaluate ...", "today", tmp_path / "whole")
     both = evaluate(
         replace(request(world), original=str(tmp_path / "whole"), others=[str(tmp_path / "whole")]),
-        MACHINE,
+        RUNNER,
         tmp_path / "out",
     )
     assert [task.deltas for task in both.tasks] == [task.deltas for task in whole.tasks]
     assert both.notes[0] == "Answers of dense, ladder are from earlier results."
     against = replace(request(world, "standard"), original=str(tmp_path / "whole"))
-    assert [task.deltas["standard"].value for task in evaluate(against, MACHINE, tmp_path / "out").tasks] == [0, 0]
+    assert [task.deltas["standard"].value for task in evaluate(against, RUNNER, tmp_path / "out").tasks] == [0, 0]
 
     with pytest.raises(ValueError, match=r"^dense and standard were not asked the same in piqa: an earlier evaluation"):
-        evaluate(replace(against, limit=4), MACHINE, tmp_path / "out")
+        evaluate(replace(against, limit=4), RUNNER, tmp_path / "out")
     with pytest.raises(ValueError, match=r"have no gsm8k_cot of dense: leave the task out\.$"):
-        evaluate(replace(against, tasks=("gsm8k_cot",)), MACHINE, tmp_path / "out")
+        evaluate(replace(against, tasks=("gsm8k_cot",)), RUNNER, tmp_path / "out")
 
 
 def test_every_item_is_logged(world: Path, tmp_path: Path) -> None:
-    evaluate(request(world, "ladder", tasks=("piqa",), limit=3), MACHINE, tmp_path / "out")
+    evaluate(request(world, "ladder", tasks=("piqa",), limit=3), RUNNER, tmp_path / "out")
     for name in ("dense", "ladder"):
         logs = [json.loads(line) for line in (tmp_path / "out" / "samples" / name / "piqa.jsonl").open()]
         assert [log["doc"]["goal"] for log in logs] == ["Find river 0", "Find stone 1", "Find bread 2"]
@@ -203,7 +203,7 @@ def test_prompts_have_one_bos(world: Path, tmp_path: Path) -> None:
     """The tokenizer adds one; a text that starts with another is refused, not scored lower in silence."""
     dense = make_dense(tmp_path / "adds-bos", adds_bos=True)
     evaluate(
-        replace(request(world), original=str(dense), tasks=("piqa", "gsm8k_cot"), limit=2), MACHINE, tmp_path / "out"
+        replace(request(world), original=str(dense), tasks=("piqa", "gsm8k_cot"), limit=2), RUNNER, tmp_path / "out"
     )
     own = tokenizer()
     check_one_bos(torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]), own, padded_left=True)
@@ -229,7 +229,7 @@ def test_all_models_read_the_originals_tokens(world: Path, tmp_path: Path) -> No
     changed.chat_template = "something else"
     changed.save_pretrained(other)
     values = [
-        evaluate(replace(request(world), others=[str(folder)]), MACHINE, tmp_path / "out")
+        evaluate(replace(request(world), others=[str(folder)]), RUNNER, tmp_path / "out")
         .tasks[1]
         .scores["ladder"]
         .value
