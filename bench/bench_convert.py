@@ -1,8 +1,8 @@
-"""What `convert` costs beside a Llama-3.1-8B and a Llama-3.1-405B: wall time and peak memory of each command.
+"""Wall time and peak memory of each command of `convert`, on a Llama-3.1-8B and a Llama-3.1-405B.
 
-Every run is a fresh process of the installed console script. The checkpoints have real headers and an index, and holes
-where the tensors would be, so that 827 GB of weights need no disk. A linked conversion reads no tensor and cannot tell;
-the outputs are checked to be hard links, and the commands never to import torch or transformers.
+Every run is a fresh process of the installed console script. The checkpoints have real headers and an index but sparse
+files, so that 827 GB of weights need no disk: a linked conversion reads no tensor. The outputs are checked to be hard
+links, and the commands not to import torch or transformers.
 """
 
 from __future__ import annotations

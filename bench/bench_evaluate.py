@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/bench_evaluate.py --data DIR --write
 
-DIR is what `rewired data fetch benchmarks DIR` filled. Both ask SmolLM2-135M-Instruct the first items of the quick
-suite's tasks with the same batch size: the harness all tasks in one call, we one after another, each kept on disk. They
+`rewired data fetch benchmarks DIR` fills DIR. Both run SmolLM2-135M-Instruct on the first items of the quick suite's
+tasks with the same batch size: the harness all tasks in one call, ours one after another, each written to disk. They
 are timed in turns (A B, B A, A B, ...), and the figure is the median of the pairs' ratios. Both must give the same
 values.
 """
@@ -43,7 +43,7 @@ def main() -> None:
     opened = open_model("smollm2-135m")
     model, tokenizer = load_model(opened, "float32", "cpu", 1), load_tokenizer(opened)
     tasks = harness.load_tasks(choose(load_suite("quick"), (), args.limit), args.data, False)
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
 
     def direct() -> None:
         results: Any = simple_evaluate(
@@ -53,21 +53,21 @@ def main() -> None:
             task_manager=harness._manager(harness._OURS),
             bootstrap_iters=0,
         )
-        found["direct"] = {
+        values["direct"] = {
             task.entry.task: results["results"][task.entry.task][f"{_metric(task).name},none"] for task in tasks
         }
 
     def ours() -> None:
-        found["ours"] = {}
+        values["ours"] = {}
         with TemporaryDirectory() as folder:
             for task in tasks:
                 logs = harness.run_task(model, tokenizer, task, BATCH_SIZE)
                 answers.write(Path(folder) / task.entry.task, logs)
-                values = [log["metrics"][_metric(task).name][0] for log in logs]
-                found["ours"][task.entry.task] = sum(values) / len(values)
+                items = [log["metrics"][_metric(task).name][0] for log in logs]
+                values["ours"][task.entry.task] = sum(items) / len(items)
 
     pairs = interleaved(direct, ours, args.pairs)
-    assert found["ours"] == found["direct"], found
+    assert values["ours"] == values["direct"], values
     text = _TEXT.format(
         command=shlex.join(["python", *sys.argv]),
         tasks=", ".join(task.entry.task for task in tasks),

@@ -1,4 +1,4 @@
-"""What `convert --refit` needs of memory and time on a model of Llama-3.1-8B's shape, beside what it says it will.
+"""Memory and time of `convert --refit` on a model of Llama-3.1-8B's shape, measured and as it estimates them itself.
 
 .venv/bin/python bench/bench_refit.py --write
 
@@ -52,7 +52,7 @@ WIRINGS = {
     "ladder-peek": ["--ladder-layers", "1", "--peek"],
     "desync-2x": ["--desync-layers", "1"],
 }
-_SAYS = re.compile(r"about ([\d.]+) GB of host memory .*? ([\d.]+) GB for matrices.* and ([\d.,]+) TFLOP")
+_ESTIMATE = re.compile(r"about ([\d.]+) GB of host memory .*? ([\d.]+) GB for matrices.* and ([\d.,]+) TFLOP")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Row:
 
     def __str__(self) -> str:
         activations, matrices, operations = self.stated
-        told = matrices + activations * (not self.is_spilled)
-        cells = f"{told:.1f} | {self.peak:.1f} | {operations:,.0f} | {self.seconds / 60:.0f}"
+        estimate = matrices + activations * (not self.is_spilled)
+        cells = f"{estimate:.1f} | {self.peak:.1f} | {operations:,.0f} | {self.seconds / 60:.0f}"
         return f"| `{self.command}` | {cells} |"
 
 
@@ -103,7 +103,7 @@ def make_model(folder: Path) -> None:
 
 
 def measure(wiring: str, tokens: int, folder: Path) -> Row:
-    """In a fresh process. Wirings whose views differ per shard hold more activations, and spill them."""
+    """A refit in a fresh process. Wirings whose views differ per shard hold more activations, and spill them."""
     is_spilled = wiring != "ladder"
     options = ["--refit", "mix", "--refit-tokens", str(tokens)]
     options += ["--spill", "."] if is_spilled else []
@@ -116,13 +116,13 @@ def measure(wiring: str, tokens: int, folder: Path) -> Row:
             peak = max(peak, anonymous(process.pid))
             time.sleep(0.05)
         stderr.seek(0)
-        told = stderr.read()
+        output = stderr.read()
     if process.returncode:
-        sys.exit(f"{shlex.join(command)} failed with exit status {process.returncode}:\n{told}")
+        sys.exit(f"{shlex.join(command)} failed with exit status {process.returncode}:\n{output}")
     shutil.rmtree(folder / wiring)
-    said = _SAYS.search(told)
-    assert said, "convert says what its refit needs"
-    activations, matrices, operations = (float(number.replace(",", "")) for number in said.groups())
+    estimate = _ESTIMATE.search(output)
+    assert estimate, "convert prints the estimate of its refit"
+    activations, matrices, operations = (float(number.replace(",", "")) for number in estimate.groups())
     stated = (activations, matrices, operations)
     row = Row(shlex.join(command), stated, peak, time.perf_counter() - started, is_spilled)
     print(row, flush=True)
@@ -135,8 +135,8 @@ def anonymous(pid: int) -> float:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return int(found.group(1)) * 1024 / 1e9 if found else 0.0
+    resident = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(resident.group(1)) * 1024 / 1e9 if resident else 0.0
 
 
 def report(rows: Sequence[Row]) -> str:

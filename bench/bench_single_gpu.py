@@ -1,4 +1,4 @@
-"""One GPU, no tensor parallelism: do rewired Llamas prefill and decode as fast as stock Llama?
+"""One GPU, no tensor parallelism: prefill and decoding of rewired Llamas beside stock Llama.
 
 All models of a shape share one set of random bfloat16 weights in memory. Each is timed in turns with stock, as
 `bench_tp.py` does it: prefill, decode in eager mode with a dynamic cache, and decode compiled whole
@@ -64,7 +64,7 @@ class Row:
     def _cells(self, measure: str) -> str:
         if measure not in self.pairs:
             return "- | -"
-        rate = self.tokens[measure] / median(own for _, own in self.pairs[measure])
+        rate = self.tokens[measure] / median(seconds for _, seconds in self.pairs[measure])
         return f"{rate:.0f} | {speed(self.pairs[measure])}"
 
 
@@ -76,9 +76,9 @@ def main() -> None:
         torch.set_num_threads(1)  # threads that wait for each other time the machine's other users
     start, rows, checks = time.perf_counter(), [], []
     for shape in args.shape:
-        for found in bench_shape(shape, args):
-            (rows if isinstance(found, Row) else checks).append(found)
-            print(f"{time.perf_counter() - start:4.0f} s  {found}", file=sys.stderr, flush=True)
+        for line in bench_shape(shape, args):
+            (rows if isinstance(line, Row) else checks).append(line)
+            print(f"{time.perf_counter() - start:4.0f} s  {line}", file=sys.stderr, flush=True)
         torch.compiler.reset()
         gc.collect()  # this shape's weights and graphs, before the next
     text = report(rows, checks, args, time.perf_counter() - start)
@@ -152,12 +152,14 @@ def check_logits(stock: Any, models: dict[str, Any], tokens: torch.Tensor) -> st
     """How `standard` agrees with stock. Exits where it does not, or another model is stock or gives no numbers."""
     expected = stock(tokens).logits
     logits = {name: model(tokens).logits for name, model in models.items() if model is not stock}
-    apart = {name: ((own - expected).abs().max() / expected.abs().max()).item() for name, own in logits.items()}
-    standard = apart.pop("standard")
+    differences = {
+        name: ((of_model - expected).abs().max() / expected.abs().max()).item() for name, of_model in logits.items()
+    }
+    standard = differences.pop("standard")
     if not standard <= BFLOAT16_ROUNDING:
         sys.exit(f"The logits of standard are {standard:.1e} of the largest away from stock's; nothing was timed.")
-    if not all(BFLOAT16_ROUNDING < difference < float("inf") for difference in apart.values()):
-        sys.exit(f"Rewired logits should differ from stock's, and be finite: {apart}.")
+    if not all(BFLOAT16_ROUNDING < difference < float("inf") for difference in differences.values()):
+        sys.exit(f"Rewired logits should differ from stock's, and be finite: {differences}.")
     exact = torch.equal(logits["standard"], expected)
     how = "bit for bit" if exact else f"but for rounding, {standard:.1e} of the largest"
     return f"standard's logits are stock's {how}"

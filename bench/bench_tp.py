@@ -1,4 +1,4 @@
-"""Tensor parallelism against transformers' own: is `standard` as fast as stock Llama, and what do the others do?
+"""Tensor parallelism against transformers' own: the speed of `standard` and of other wirings beside stock Llama.
 
 Stock Llama and its conversions are loaded with `tp_plan="auto"` on the same ranks, from the same random weights. Each
 is timed in turns with stock (A B, B A, A B, ...), all ranks starting together, on rank 0's clock, and a figure is the

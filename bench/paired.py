@@ -1,4 +1,4 @@
-"""Two things timed in turns, so that what slows the machine down slows both: only their ratio is reported."""
+"""Timing of two functions in turns, so that what slows the machine down slows both: only their ratio is reported."""
 
 from __future__ import annotations
 
