@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import parse_dtype
 from rewired.cli import Command, new_app, sentences
 from rewired.sources import find_source
 from rewired.text import MIX
@@ -148,7 +147,7 @@ def _convert(
             wiring=wiring,
             tp_shards=tp_shards,
             to_llama=to_llama,
-            dtype=dtype and parse_dtype(dtype),
+            dtype=dtype,
             copy=copy,
             refit=refit_request(refit, calibrate, refit_tokens, spill),
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

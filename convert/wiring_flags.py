@@ -11,24 +11,22 @@ import typer
 
 from rewired.model.presets import MODIFIERS, PRESETS, STANDARD, Option
 
-Flags = Mapping[str, Any]  # what each flag was given, by the option's name or NAME_layers; None where it was left out
+Flags = Mapping[str, Any]  # by an option's name or NAME_layers; None for a flag that was not given
 
 
 def with_wiring_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with a parameter for each of these flags in place of its `flags`, which hears all of them together."""
+    """`command` with a parameter for each of these flags in place of its own `flags`, which takes them as a dict."""
     signature = inspect.signature(command, eval_str=True)
-    parameters = list(_parameters())
-    names = [parameter.name for parameter in parameters]
+    ours, parameters = list(_parameters()), list[inspect.Parameter]()
+    for parameter in signature.parameters.values():
+        parameters += ours if parameter.name == "flags" else [parameter]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        flags = {name: given.pop(name) for name in names}
+        flags = {parameter.name: given.pop(parameter.name) for parameter in ours}
         command(**given, flags=flags)
 
-    before = [parameter for parameter in signature.parameters.values() if parameter.name != "flags"]
-    place = list(signature.parameters).index("flags")
-    before[place:place] = parameters
-    run.__signature__ = signature.replace(parameters=before)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
     return run
 
 
@@ -89,4 +87,4 @@ def wiring_option(metavar: str, help_text: str, *names: str) -> Any:
 
 
 def _layers(name: str) -> str:
-    return f"{name}_layers"
+    return f"{name.replace('-', '_')}_layers"

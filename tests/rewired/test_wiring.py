@@ -105,6 +105,26 @@ def test_the_dense_module_below_a_peeking_ladder_gives_partials_and_overlaps() -
     assert (below.gives_partials, below.keeps_payload, below.overlapped) == (True, True, True)
 
 
+def test_a_wiring_tells_its_rewired_layers_and_what_a_token_waits_for() -> None:
+    dense = Wiring.dense(4, 10)
+    assert (dense.rewired_layers, dense.exposed, dense.depends_on_shards) == ([], 8, False)
+    ladder = dense.rewire([{"layers": "2-4", "preset": "ladder", "peek": True}])
+    assert (ladder.rewired_layers, ladder.exposed, ladder.depends_on_shards) == ([2, 3], 4, True)
+    desync = dense.rewire([{"layers": "0-2:attn", "preset": "desync"}])
+    assert desync.rewired_layers == [0, 1], "a standard MLP that reads what is not reduced yet computes something else"
+
+
+def test_rewired_again_other_layers_keep_theirs() -> None:
+    wiring = Wiring.from_json([{"layers": "0-4", "preset": "desync", "every": 4}], 4, 10)
+    again = wiring.rewire([{"layers": "1", "preset": "standard"}, {"layers": "3", "preset": "ladder"}])
+    assert again.to_json() == [
+        {"layers": "0-1,2-3", "preset": "desync", "every": 4, "merge": "sum"},
+        {"layers": "1-2", "preset": "standard"},
+        {"layers": "3-4", "preset": "ladder"},
+    ]
+    assert wiring.to_json() == [{"layers": "0-4", "preset": "desync", "every": 4, "merge": "sum"}]
+
+
 @pytest.mark.parametrize(
     "changes, sentence",
     [
