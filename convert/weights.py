@@ -30,13 +30,13 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
         dtype = None
     holding_fitted = {tensors[name].file for name in fitted if name in tensors}
     changed = [file for file in files if dtype or file.name in holding_fitted]
-    kept = [file for file in files if file not in changed]
+    unchanged = [file for file in files if file not in changed]
     copy = job.request.copy or not destination.can_link(files[0], staging)
     sizes = [file.stat().st_size for file in (files if copy else changed)]
     destination.check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
     if changed:
         _rewrite(changed, staging, dtype, fitted, on_bytes)
-    destination.place(kept, staging, copy, on_bytes)
+    destination.place(unchanged, staging, copy, on_bytes)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
         _gather(new, _free(staging / _NEW))
