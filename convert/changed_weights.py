@@ -1,4 +1,4 @@
-"""Weights that are no longer the original's, because they were trained, fitted or have gains: what converts them."""
+"""Checks of weights that are no longer the original's: trained, refitted, or with gains of their present wiring."""
 
 from __future__ import annotations
 
