@@ -1,18 +1,19 @@
 """A run of `adapt`: a recipe's stages, one after another, each on the model that the one before it made.
 
-What happens in a step, and where to read it:
+A training step on its way, and where to read it:
 
-    AdaptTrainer.compute_loss                        trainer/trainer.py: TRL's loop calls it for each batch
-      └─ model(input_ids, labels, distils=True)      losses/distillation.py: a forward that `add_losses` has patched
-           ├─ student's layers ─> states [N, H]      a hook puts the stream before the first layer that differs from
-           │     └─ hook ─> slot [B, T, H]           the original's into a slot: below it both models are the same
-           ├─ teacher(slot) ─> states [N, H]         model/teacher.py: the original's layers from there on, no gradient
-           ├─ token_loss(states, heads, labels)      losses/token_loss.py: ce and kd, in chunks of tokens
-           ├─ relative_error(streams)                after each rewired layer: hidden
-           └─> Losses(total, ce, kd, hidden, tokens)
-      └─ total / tokens of all ranks ─> backward     ce, kd and hidden are added up for the log
+    AdaptTrainer.compute_loss                      trainer/trainer.py: TRL's loop calls it for each batch
+      ├─ model(**batch, distils=True)              losses/distillation.py: the forward that `add_losses` has patched
+      │    ├─ student's layers ─> states [N, H]
+      │    │    └─ hook ─> slot [B, T, H]          the stream before the first layer that differs from the original's
+      │    ├─ teacher(slot) ─> states [N, H]       model/teacher.py: the original's layers from there on, no gradient
+      │    ├─ token_loss(states, heads, labels)    losses/token_loss.py: ce and kd, in chunks of tokens
+      │    ├─ relative_error(streams)              losses/token_loss.py: hidden, after each rewired layer
+      │    └─> Losses(total, ce, kd, hidden, tokens)
+      └─ total / tokens ─> backward                of all ranks; the parts are added up for the log
 
-With `align`, losses/alignment.py patches forward instead; in SFT without a teacher, TRL's own loss is computed.
+With `align`, losses/alignment.py patches the forward instead. In SFT, TRL's own loss is computed, and the teacher only
+measures the held-out KL.
 """
 
 from __future__ import annotations

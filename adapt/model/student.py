@@ -44,7 +44,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:
-    """How transformers shards the student, and its teacher, when it loads them."""
+    """The mesh over which transformers shards the student and its teacher when it loads them."""
     sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
     return DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
 

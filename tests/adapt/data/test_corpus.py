@@ -206,7 +206,7 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     assert [ids.tolist() for ids in found.held_out_texts(longest=32)] == cut
 
 
-def test_a_row_of_one_token_predicts_nothing_that_could_be_judged() -> None:
+def test_a_row_of_one_token_predicts_nothing_that_could_be_measured() -> None:
     held_out = Dataset.from_list([{"input_ids": [5]}, {"input_ids": [5, 6]}])
     corpus = Corpus(Dataset.from_list([]), held_out, notes=[])
     assert [ids.tolist() for ids in corpus.held_out_texts(longest=32)] == [[5, 6]]

@@ -159,7 +159,7 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     assert config.to_dict() == before
 
 
-def judged(folder: Path) -> float:
+def kd_from_itself(folder: Path) -> float:
     """The divergence of a student in `folder` from its own weights, as a teacher in 16 bits; both sharded."""
     distributed = DistributedConfig(fsdp_size=2)
     student = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed, dtype=torch.float32)
@@ -175,7 +175,7 @@ def test_a_sharded_teacher_in_16_bits_has_nothing_to_teach_where_nothing_is_rewi
 ) -> None:
     dense = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied)
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "0-", "preset": "standard"}])
-    assert run_on_ranks(judged, 2, folder) == [0, 0]
+    assert run_on_ranks(kd_from_itself, 2, folder) == [0, 0]
 
 
 @pytest.mark.slow
