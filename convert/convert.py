@@ -28,7 +28,7 @@ from .request import Request, default_name
 from .write import write
 
 if TYPE_CHECKING:
-    from rewired.refit.run import Outcome
+    from rewired.refit.run import RefitResult
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Conversion:
 
     out: Path
     plan: Plan
-    refit: Outcome | None = None
+    refit: RefitResult | None = None
 
 
 def convert(

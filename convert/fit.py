@@ -16,7 +16,7 @@ from . import destination
 from .job import Job
 
 if TYPE_CHECKING:
-    from rewired.refit.run import Outcome
+    from rewired.refit.run import RefitResult
 
 OnLayer = Callable[[int, int, list[Any]], None]  # hears of a layer that is done, how many there are, and its fits
 
@@ -35,7 +35,9 @@ def check_text(request: RefitRequest, checkpoint: Checkpoint | None) -> None:
         load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
 
 
-def fit(job: Job, config: Mapping[str, Any], work: Path, on_layer: OnLayer, on_cost: Callable[[Cost], None]) -> Outcome:
+def fit(
+    job: Job, config: Mapping[str, Any], work: Path, on_layer: OnLayer, on_cost: Callable[[Cost], None]
+) -> RefitResult:
     """Fit the rewired layers, as `config` wires them, and leave their tensors in `work`."""
     from rewired.refit.run import refit
 
@@ -65,7 +67,7 @@ def _check_room(job: Job) -> None:
     destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
 
 
-def record(outcome: Outcome, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:
+def record(outcome: RefitResult, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:
     """`config` with a record of the fit. Where gains are fitted anew, it replaces the record of their earlier fit."""
     earlier = config.get("calibrated") if outcome.request.gains else None
     base = earlier["base"] if earlier else provenance.record(job.source, job.checkpoint.folder, revision)

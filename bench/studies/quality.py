@@ -29,7 +29,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate.divergence import Divergence, divergence
-from rewired.refit.run import RECIPE
+from rewired.refit.run import ALGORITHM_VERSION
 from rewired.select import wirings as select_wirings
 from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix
@@ -93,7 +93,7 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
     """Whether the row is what would be measured now."""
-    return row["windows"] == windows and (row["fit"] == "converted" or row["recipe"] == RECIPE)
+    return row["windows"] == windows and (row["fit"] == "converted" or row["recipe"] == ALGORITHM_VERSION)
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -107,7 +107,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
-    row["recipe"] = RECIPE if done.refit else 0
+    row["recipe"] = ALGORITHM_VERSION if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {kind: as_row(measured) for kind, measured in compare(source, out, texts).items()}
     print(_name(row), {kind: round(on["kl"], 3) for kind, on in row["on"].items()}, flush=True)

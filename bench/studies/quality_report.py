@@ -16,14 +16,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from quality import FILES, KINDS, WINDOWS, is_current
 
-from rewired.refit.run import RECIPE
+from rewired.refit.run import ALGORITHM_VERSION
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
 
 
 def main() -> None:
     measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
-    selected = [row for row in selected if row[-1] == RECIPE]
+    selected = [row for row in selected if row[-1] == ALGORITHM_VERSION]
     write("measured", "Converted and refitted", table([row for row in measured if is_current(row)]))
     for path in FOLDER.glob("measured-*.jsonl"):
         write(path.stem, "Another model, converted and refitted", table(_read(path)))
@@ -79,7 +79,7 @@ def variants_table(rows: list[list[Any]]) -> str:
 
 
 def _of(recipe: int) -> str:
-    return "" if recipe == RECIPE else f" (version {recipe})"
+    return "" if recipe == ALGORITHM_VERSION else f" (version {recipe})"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -128,7 +128,7 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
 
 def _mark(row: dict[str, Any]) -> str:
     """What sets a row apart from those that would be measured now."""
-    marks = [f"version {row['recipe']}"] if row["recipe"] not in (0, RECIPE) else []
+    marks = [f"version {row['recipe']}"] if row["recipe"] not in (0, ALGORITHM_VERSION) else []
     if row["windows"] != WINDOWS:
         marks.append(f"{row['windows']} windows")
     return f" ({', '.join(marks)})" if marks else ""

@@ -19,7 +19,7 @@ from quality import FOLDER, MODEL, WIRINGS, as_row, compare, held_out, is_curren
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.refit.run import RECIPE
+from rewired.refit.run import ALGORITHM_VERSION
 from rewired.select.select import SelectRequest, select
 from rewired.sources import checkpoint_folder
 
@@ -38,7 +38,7 @@ REQUESTS = {
 def main() -> None:
     logging.disable_progress_bar()
     rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
-    known = {tuple(row[:2]) for row in rows if row[-1] == RECIPE}
+    known = {tuple(row[:2]) for row in rows if row[-1] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         source = checkpoint_folder(MODEL)
         texts = held_out(source)
@@ -51,7 +51,7 @@ def main() -> None:
                 if which not in wanted:
                     continue
                 on = measured_before(candidate.wiring) or measured(candidate.wiring, source, texts)
-                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, on, RECIPE]
+                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION]
                 with RESULT.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, which, {kind: round(row["kl"], 3) for kind, row in on.items()}, flush=True)

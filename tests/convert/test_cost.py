@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.plan import make_plan
+from rewired.refit.activation_store import ActivationStore
 from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
-from rewired.refit.shelf import Shelf
 from tests.convert.checkpoints import run
 from tests.evaluate.world import make_dense
 
@@ -70,7 +70,7 @@ def test_activations_are_those_that_are_kept(
     cost = make_plan(Checkpoint.open(dense), request).cost
     alive, peak = 0, 0
 
-    def put(self: Shelf, tensor: torch.Tensor) -> torch.Tensor:
+    def put(self: ActivationStore, tensor: torch.Tensor) -> torch.Tensor:
         nonlocal alive, peak
         kept = tensor.clone()
         alive += kept.nbytes
@@ -82,7 +82,7 @@ def test_activations_are_those_that_are_kept(
         nonlocal alive
         alive -= size
 
-    monkeypatch.setattr(Shelf, "put", put)
+    monkeypatch.setattr(ActivationStore, "put", put)
     convert(dense, tmp_path / "out", request)
     assert cost is not None
     assert 0.67 < peak / cost.activations < 1.33

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.refit import fitting
+from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
-from rewired.refit.shelf import Shelf
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Finished, Weights
 from tests.refit.reference import reference_refit
@@ -50,7 +50,7 @@ def swept(
     before = rewired_model(list(wiring), random_gains=False)
     weights = weights_of(before, folder)
     sweep = Sweep(
-        rewired_config(list(wiring)), weights, CALIBRATION, "float32", Shelf(None), gains=gains, matrices=True
+        rewired_config(list(wiring)), weights, CALIBRATION, "float32", ActivationStore(None), gains=gains, matrices=True
     )
     finished = Finished(folder / "finished", {})
     sweep.run(finished, lambda *_: None)
@@ -76,7 +76,7 @@ def test_weights_are_those_of_the_naive_refit(name: str, gains: bool, tmp_path: 
         [WINDOWS[9:], torch.tensor(unseen[:: len(unseen) // 9])[:, None]],
         fitting.INPUT_RIDGES,
         fitting.OUTPUT_RIDGES,
-        fitting.PULL,
+        fitting.TEACHER_SHARE,
         gains,
     )
     assert len(changed) > 4

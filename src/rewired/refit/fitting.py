@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from rewired.model.residual_stream import ResidualStream
+from rewired.model.wiring import ModuleWiring
 
-from .half import Half
+from .activation_store import on_device
 from .least_squares import RidgeRegression, Solution
 from .placement import Seen, place_neurons
-from .shelf import on_device
+from .refit_module import RefitModule
 
 # candidates of the ridge, relative to the Gram matrix's mean diagonal; held-out tokens choose
 INPUT_RIDGES = (1e-3, 1e-2, 1e-1)
 OUTPUT_RIDGES = (1e-2, 1e-1, 1.0)
+TEACHER_SHARE = 0.05  # of the original's stream, mixed into those that are fitted on, after each module
 
 _GAIN_RIDGE = 1e-6  # relative to a channel's mean square: one that is nearly silent keeps its gain
-
-PULL = 0.05  # the share of what a stream lacks of the original's that is added after each module, where it is fitted on
 
 
 @dataclass
@@ -46,22 +46,22 @@ class Batch:
 
     @property
     def held_out(self) -> bool:
-        """Whether its tokens only judge."""
+        """Whether nothing is fitted on its tokens: fits are chosen by their errors on them."""
         return self.converted is not None
 
     @property
     def is_measured(self) -> bool:
-        """Whether the model's KL is measured on it: it judges, and is no text of one token."""
+        """Whether the model's KL is measured on it: it is held out, and no text of a single token."""
         return self.held_out and self.original.shape[1] > 1
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a fit, on held-out tokens, before and after; equal where nothing was better than what was there."""
+    """Mean squared errors on held-out tokens before and after a fit; equal where the fit was dropped."""
 
     before: float
     after: float
-    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where nothing was better
+    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where no ridge made its error smaller
 
     @classmethod
     def of(cls, solution: Solution) -> Errors:
@@ -89,93 +89,127 @@ class Fit:
         return cls(fit["layer"], fit["module"], **errors)
 
 
-def fit_gain(half: Half, batches: Sequence[Batch], device: torch.device) -> Errors:
-    """Let what a shard sees of its own stand for what all contributed: a quotient for each shard and channel.
+@dataclass
+class Fitter:
+    """How modules are fitted: the refit uses it as it is, and studies of the refit override parts of it."""
 
-    Design, section 4: g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part; with
-    a small ridge that draws it to what it was.
-    """
-    assert half.gain is not None, "only a module that reads shards has a gain"
-    gain = half.gain.weight
-    products, squares = torch.zeros(2, *gain.shape, dtype=torch.float64, device=device)  # [r, H]
-    held_out = []
-    for batch in batches:
-        stream = on_device(batch.refitted, device)
-        _, after = half.read(stream)
-        scale = _inverse_rms(batch.original.to(device))
-        own, missing = scale * after.own_parts(), scale * (stream.total(half.shards) - after.settled)
-        if batch.held_out:
-            held_out.append((own, missing))
-        else:
-            products += (own * missing).double().sum((1, 2))
-            squares += own.double().square().sum((1, 2))
-    ridge = _GAIN_RIDGE * squares.mean()
-    quotients = (products + ridge * gain) / (squares + ridge)
-    fitted = torch.where(squares + ridge > 0, quotients, gain.double()).to(gain.dtype)
+    input_ridges: Sequence[float] = INPUT_RIDGES
+    output_ridges: Sequence[float] = OUTPUT_RIDGES
+    teacher_share: float = TEACHER_SHARE
+
+    def fits(self, layer: int, wiring: ModuleWiring) -> bool:
+        """Whether a module of `layer` with this `wiring` is fitted at all."""
+        return wiring.is_rewired
+
+    def start(self, layer: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the refit of `layer` starts from, given the original's `tensors` by their names in it."""
+        return tensors
+
+    def before_module(self, batches: Sequence[Batch]) -> None:
+        """Sees the streams before each module, while the original's is not yet beyond it."""
+
+    def fit_gain(self, module: RefitModule, batches: Sequence[Batch], device: torch.device) -> Errors:
+        """Let what a shard sees of its own stand for what all contributed: a quotient for each shard and channel.
+
+        g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part; with a small ridge
+        that draws it to what it was (docs/refit.md).
+        """
+        assert module.gain is not None, "only a module that reads shards has a gain"
+        gain = module.gain.weight
+        products, squares = torch.zeros(2, *gain.shape, dtype=torch.float64, device=device)  # [r, H]
+        held_out = []
+        for batch in batches:
+            stream = on_device(batch.refitted, device)
+            _, after = module.read(stream)
+            scale = self.token_weights(batch.original.to(device))
+            own, missing = scale * after.own_parts(), scale * (stream.total(module.shards) - after.settled)
+            if batch.held_out:
+                held_out.append((own, missing))
+            else:
+                products += (own * missing).double().sum((1, 2))
+                squares += own.double().square().sum((1, 2))
+        ridge = _GAIN_RIDGE * squares.mean()
+        quotients = (products + ridge * gain) / (squares + ridge)
+        fitted = torch.where(squares + ridge > 0, quotients, gain.double()).to(gain.dtype)
+        errors = Errors(_gain_error(gain, held_out), _gain_error(fitted, held_out))
+        if not errors.after < errors.before:
+            return Errors(errors.before, errors.before)
+        gain.copy_(fitted)
+        return errors
+
+    def fit_input(
+        self, module: RefitModule, batches: Sequence[Batch], device: torch.device
+    ) -> tuple[Errors | None, Errors | None]:
+        """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map.
+
+        min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where views differ.
+        There an MLP's neurons then move to the shards that compute them best. Returns the map's errors, and those of
+        what an MLP adds before and after its neurons are placed.
+        """
+        shards, width = module.shards.total if module.wiring.reads_shards else 1, module.norm.weight.shape[0]
+        regression, scales = RidgeRegression(shards, width, width, device), []
+        for batch in batches:
+            inputs, targets = self.input_problem(module, batch, on_device(batch.refitted, device))
+            inputs, targets = inputs.reshape(shards, -1, width), targets.reshape(1, -1, width)
+            regression.add(inputs, targets - inputs, batch.held_out)
+            if batch.held_out:
+                scales.append(self.token_weights(batch.original.to(device)).reshape(-1, 1))
+        solution = self.solve(regression, self.input_ridges)
+        placement = _place(module, solution, regression, scales) if module.is_mlp and shards > 1 else None
+        if solution.is_better:
+            module.fold_input(solution.delta)
+        return Errors.of(solution), placement
+
+    def input_problem(
+        self, module: RefitModule, batch: Batch, stream: ResidualStream
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the input's matrix maps, [B, T, H] or [r, B, T, H], and onto what, [B, T, H]."""
+        view, _ = module.read(stream)
+        return module.normalised(view), module.normalised(stream.total(module.shards))
+
+    def fit_output(
+        self, module: RefitModule, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device
+    ) -> Errors | None:
+        """Let the module add what its stream lacks of the original's, as far as `hidden`, one [B, T, A] a batch, tells.
+
+        W += ridge(hidden -> original's stream after the module - ours).
+        """
+        inputs, outputs = module.output.in_features, module.output.out_features
+        regression = RidgeRegression(1, inputs, outputs, device)
+        for batch, own in zip(batches, hidden, strict=True):
+            own, original = own.to(device), batch.original.to(device)
+            _, stream = module.read(on_device(batch.refitted, device))
+            missing = original - module.write(stream, own).total(module.shards)
+            scale = self.token_weights(original)
+            pair = (scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs)
+            regression.add(*pair, batch.held_out)
+        solution = self.solve(regression, self.output_ridges)
+        if solution.is_better:
+            module.fold_output(solution.delta[0])
+        return Errors.of(solution)
+
+    def solve(self, regression: RidgeRegression, ridges: Sequence[float]) -> Solution:
+        return regression.solve(ridges)
+
+    def token_weights(self, original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
+        """What an error at each token counts, as a factor: the inverse RMS of the original's stream."""
+        mean_square = original.square().mean(-1, keepdim=True)
+        return torch.where(mean_square > 0, mean_square.rsqrt(), 0.0)  # a padding token's embedding may be zero
+
+
+def _gain_error(gain: torch.Tensor, held_out: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """The mean square of what `gain`, [r, H], leaves of what views lack; of each batch own parts and that."""
     count = sum(own.numel() for own, _ in held_out)
-    before, after_fit = (
-        sum(float((missing - g[:, None, None] * own).square().sum()) for own, missing in held_out) / count
-        for g in (gain, fitted)
-    )
-    if not after_fit < before:
-        return Errors(before, before)
-    gain.copy_(fitted)
-    return Errors(before, after_fit)
+    return sum(float((missing - gain[:, None, None] * own).square().sum()) for own, missing in held_out) / count
 
 
-def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tuple[Errors, Errors | None]:
-    """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map; the map's
-    errors, and those of what an MLP adds before and after its neurons are placed.
-
-    Design, section 4: min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where
-    views differ. There an MLP's neurons then move to the shards that compute them best.
-    """
-    shards, width = half.shards.total if half.wiring.reads_shards else 1, half.norm.weight.shape[0]
-    regression, scales = RidgeRegression(shards, width, width, device), []
-    for batch in batches:
-        stream = on_device(batch.refitted, device)
-        view, _ = half.read(stream)
-        inputs = half.normalised(view).reshape(shards, -1, width)
-        fresh = half.normalised(stream.total(half.shards)).reshape(1, -1, width)
-        regression.add(inputs, fresh - inputs, batch.held_out)
-        if batch.held_out:
-            scales.append(_inverse_rms(batch.original.to(device)).reshape(-1, 1))
-    solution = regression.solve(INPUT_RIDGES)
-    placed = _placed(half, solution, regression, scales) if half.is_mlp and shards > 1 else None
-    if solution.is_better:
-        half.fold_input(solution.delta)
-    return Errors.of(solution), placed
-
-
-def _placed(half: Half, solution: Solution, regression: RidgeRegression, scales: Sequence[torch.Tensor]) -> Errors:
+def _place(
+    module: RefitModule, solution: Solution, regression: RidgeRegression, scales: Sequence[torch.Tensor]
+) -> Errors:
     """Move an MLP's neurons to the shards that compute them best, by what held-out tokens show after `solution`."""
 
     def seen() -> Iterator[Seen]:
         for (inputs, targets), scale in zip(regression.held_out, scales, strict=True):
             yield inputs + inputs @ solution.delta, inputs[0] + targets[0], scale
 
-    return Errors(*place_neurons(half, seen))
-
-
-def fit_output(half: Half, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device) -> Errors:
-    """Let the module add what its stream lacks of the original's, as far as `hidden` tells it, one [B, T, A] a batch.
-
-    Design, section 4: W += ridge(hidden -> original's stream after the module - ours).
-    """
-    inputs, outputs = half.output.in_features, half.output.out_features
-    regression = RidgeRegression(1, inputs, outputs, device)
-    for batch, own in zip(batches, hidden, strict=True):
-        own, original = own.to(device), batch.original.to(device)
-        _, stream = half.read(on_device(batch.refitted, device))
-        missing = original - half.write(stream, own).total(half.shards)
-        scale = _inverse_rms(original)
-        regression.add((scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs), batch.held_out)
-    solution = regression.solve(OUTPUT_RIDGES)
-    if solution.is_better:
-        half.fold_output(solution.delta[0])
-    return Errors.of(solution)
-
-
-def _inverse_rms(original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
-    mean_square = original.square().mean(-1, keepdim=True)
-    return torch.where(mean_square > 0, mean_square.rsqrt(), 0.0)  # a padding token's embedding may be zero
+    return Errors(*place_neurons(module, seen))

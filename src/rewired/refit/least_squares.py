@@ -1,4 +1,4 @@
-"""Ridge regression over streamed tokens: sums for the fit, held-out tokens as they are to judge it."""
+"""Ridge regression over streamed tokens: the fit needs only sums, and held-out tokens, kept whole, choose the ridge."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 @dataclass(frozen=True)
 class Solution:
-    """`delta` is zero, and `ridge` None, where no candidate made the held-out error smaller."""
+    """The best fit of each problem. Where no ridge made the held-out error smaller, its `delta` is zero."""
 
     delta: torch.Tensor  # [s, A, B], float32
-    ridges: tuple[float | None, ...]  # of each of the s problems
+    ridges: tuple[float | None, ...]  # chosen for each of the s problems; None where its delta is zero
     before: float  # mean square of the held-out targets
     after: float  # of what the fit leaves of them
 
     @property
     def is_better(self) -> bool:
-        """Than no change, for any of the problems."""
+        """Whether any of the problems has a fit that is better than no change."""
         return any(ridge is not None for ridge in self.ridges)
 
 

@@ -1,4 +1,4 @@
-"""Which shard computes which of an MLP's neurons.
+"""The placement of an MLP's neurons on shards.
 
 To a dense model their order means nothing. Where shards read different views it means much: what a neuron reads may be
 just what one shard has of its own and the others lack.
@@ -11,48 +11,48 @@ from itertools import combinations
 
 import torch
 
-from .half import Half
+from .refit_module import RefitModule
 
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def place_neurons(half: Half, seen: Callable[[], Iterable[Seen]]) -> tuple[float, float]:
-    """Move each neuron of the MLP `half` to the shard that computes it best, if what the MLP adds then errs less; the
-    error of that, before and after.
+def place_neurons(module: RefitModule, seen: Callable[[], Iterable[Seen]]) -> tuple[float, float]:
+    """Move each neuron of the MLP `module` to the shard that computes it best, if that makes the MLP's error smaller;
+    returns this error before and after.
 
     A batch of n tokens has the views that shards read, normalised, [r, n, H], the one that they would read if nothing
-    were missing, [n, H], and what an error counts at each token, [n, 1]. Neurons are placed as if they erred
-    independently; where they do not, that may be worse, and then they stay.
+    were missing, [n, H], and the weight of each token's error, [n, 1]. Neurons are placed as if their errors were
+    independent; where they are not, the result may be worse, and then they stay where they were.
     """
-    before = _error(half, seen())
-    order = best_shards(_errors(half, seen())).argsort(stable=True)
-    half.reorder_neurons(order)
-    after = _error(half, seen())
+    before = _error(module, seen())
+    order = best_shards(_errors(module, seen())).argsort(stable=True)
+    module.reorder_neurons(order)
+    after = _error(module, seen())
     if after < before:
         return before, after
-    half.reorder_neurons(order.argsort())
+    module.reorder_neurons(order.argsort())
     return before, before
 
 
-def _error(half: Half, batches: Iterable[Seen]) -> float:
+def _error(module: RefitModule, batches: Iterable[Seen]) -> float:
     """The mean square of what is wrong with what the MLP adds."""
     total, count = 0.0, 0
     for views, fresh, scale in batches:
-        wrong = half.output(half.own_neurons(views)) - half.output(half.neurons(fresh))
+        wrong = module.output(module.own_neurons(views)) - module.output(module.neurons(fresh))
         total += float((scale * wrong).double().square().sum())
         count += fresh.numel()
     return total / count
 
 
-def _errors(half: Half, batches: Iterable[Seen]) -> torch.Tensor:
+def _errors(module: RefitModule, batches: Iterable[Seen]) -> torch.Tensor:
     """Of each neuron's part of what is added, summed over tokens, if a shard computed it, [r, N]."""
-    shape = half.shards.total, half.output.in_features
-    errors = torch.zeros(shape, dtype=torch.float64, device=half.output.weight.device)
+    shape = module.shards.total, module.output.in_features
+    errors = torch.zeros(shape, dtype=torch.float64, device=module.output.weight.device)
     for views, fresh, scale in batches:
-        wanted = half.neurons(fresh)
+        wanted = module.neurons(fresh)
         for shard, view in enumerate(views):
-            errors[shard] += (scale * (half.neurons(view) - wanted)).square().sum(0)
-    return (errors * half.output.weight.square().sum(0)).cpu()
+            errors[shard] += (scale * (module.neurons(view) - wanted)).square().sum(0)
+    return (errors * module.output.weight.square().sum(0)).cpu()
 
 
 def best_shards(errors: torch.Tensor) -> torch.Tensor:  # [r, N] -> [N]

@@ -1,4 +1,4 @@
-"""A conversion's refit, from the outside: which text, how much of it, and what came of it."""
+"""The refit of a conversion: loads its text, runs the sweep, and tells what came of it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
 
+from .activation_store import ActivationStore
 from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
-from .shelf import Shelf
 from .sweep import BrokenWeightsError, Sweep
 from .weights import Finished, Weights, discard
 
-RECIPE = 8  # counts up when the same text gives other weights, so that no older run is gone on with
+ALGORITHM_VERSION = 8  # increase it when the same text gives other weights: then no older run is continued
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RefitResult:
     """The new tensors, each with the file that holds it, and what a reader should know."""
 
     files: dict[str, Path]
@@ -41,10 +41,10 @@ class Outcome:
     calibration: Calibration
     before: Divergence
     after: Divergence
-    passes: float | None  # time it took, in forward passes of the original over the same tokens; None if interrupted
+    passes: float | None  # time it took, in forward passes of the original over the same tokens; None if resumed
 
     def facts(self) -> list[str]:
-        """What comes out the same every time, for users and for the card."""
+        """Sentences for users and for the card, the same every time."""
         before, after, text = self.before, self.after, self.calibration
         what = (
             "Refitted in closed form"
@@ -54,8 +54,8 @@ class Outcome:
         rest = ", which has no more" if text.tokens <= self.request.tokens - text.windows.shape[1] else ""
         return [
             f"{what} on {text.tokens:,} tokens of {text.name}{rest}, without a gradient step. On "
-            f"{text.held_out_tokens:,} of them, which judged each fit: KL(original || fitted) {after.kl:.3f}, and "
-            f"{before.kl:.3f} by conversion alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; "
+            f"{text.held_out_tokens:,} of them, held out to choose each fit: KL(original || fitted) {after.kl:.3f}, "
+            f"and {before.kl:.3f} by conversion alone; perplexity {after.perplexity:.2f}, and {before.perplexity:.2f}; "
             f"the original's is {before.perplexity_original:.2f}.",
             *self._ridges(),
             *self._placements(),
@@ -64,17 +64,17 @@ class Outcome:
     def _ridges(self) -> list[str]:
         if not self.request.matrices:
             return []
-        told = []
+        sentences = []
         for name, part in (("what modules read", "input"), ("what they add", "output")):
             errors = [getattr(fit, part) for fit in self.fits]
             counts = Counter(ridge for error in errors if error for ridge in error.ridges)
             chosen = sorted((ridge, count) for ridge, count in counts.items() if ridge is not None)
-            told.append(
+            sentences.append(
                 f"for {name} " + ", ".join([f"{ridge:g} ({count} times)" for ridge, count in chosen] or ["none"])
             )
             if counts[None]:
-                told[-1] += f", and {counts[None]} fits dropped"
-        return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(told)}."]
+                sentences[-1] += f", and {counts[None]} fits dropped"
+        return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(sentences)}."]
 
     def _placements(self) -> list[str]:
         placed = sum(fit.placement.after < fit.placement.before for fit in self.fits if fit.placement)
@@ -91,7 +91,7 @@ class Outcome:
         return [f"That took {self.passes:.1f} times as long as the original needs for the same tokens."]
 
     def record(self, base: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """For the config: what was done to which `wiring`, and the `base` that has the weights from before."""
+        """For the config: what was refitted, to which `wiring`, and the `base` that has the weights from before."""
         return {
             "base": dict(base),
             "wiring": [dict(entry) for entry in wiring],
@@ -112,16 +112,17 @@ def refit(
     work: Path,
     on_layer: Callable[[int, int, list[Fit]], None],
     on_start: Callable[[int], None] = lambda tokens: None,
-) -> Outcome:
+) -> RefitResult:
     """Fit the rewired layers of the checkpoint in `source`, as `config` wires them, and leave their tensors in `work`.
 
-    `tensors` says which file holds which of the source's. Results are rounded to `dtype`, or stay in what the source
-    has them in. `on_start` hears how many tokens there are, when nothing is left to be refused. What an interrupted run
-    of the same settings left in `work` is gone on with. Raises ValueError for text or a tokenizer that cannot be used.
+    `tensors` names the file of each of the source's tensors. Results are rounded to `dtype` or, where that is None, to
+    the source's. `on_start` is called with the number of tokens once all inputs are checked. A run of the same settings
+    that was interrupted is resumed from what it left in `work`. Raises ValueError for text or a tokenizer that cannot
+    be used.
     """
     calibration = load_text(config, source, request.text, request.tokens)
     settings = {
-        "recipe": RECIPE,
+        "recipe": ALGORITHM_VERSION,
         "config": {name: config[name] for name in sorted(config)},
         "weights": {path.name: digest(path) for path in sorted(set(tensors.values()))},
         "text": calibration.sha256,
@@ -132,7 +133,7 @@ def refit(
     started = time.perf_counter()
     weights = Weights(tensors, torch.device(choose_device("auto", 1)))
     finished, fits = Finished(work, settings), list[Fit]()
-    goes_on = finished.has_begun()
+    resumes = finished.has_begun()
     on_start(calibration.tokens)
 
     def keep(layer: int, layers: int, found: list[Fit]) -> None:
@@ -140,22 +141,22 @@ def refit(
         on_layer(layer, layers, found)
 
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
-        shelf = Shelf(Path(spill) if request.spill else None)
-        parts = {"gains": request.gains, "matrices": request.matrices}
-        sweep = Sweep(model_config(config), weights, calibration, dtype, shelf, **parts)
+        store = ActivationStore(Path(spill) if request.spill else None)
+        model = model_config(config)
+        sweep = Sweep(model, weights, calibration, dtype, store, gains=request.gains, matrices=request.matrices)
         try:
-            with memory_is_told():
+            with explain_oom():
                 before, after = sweep.run(finished, keep)
         except BrokenWeightsError:
             discard(work)
             raise
-    passes = None if goes_on else (time.perf_counter() - started) / sweep.seconds
-    return Outcome(finished.files(), fits, request, calibration, before, after, passes)
+    passes = None if resumes else (time.perf_counter() - started) / sweep.seconds
+    return RefitResult(finished.files(), fits, request, calibration, before, after, passes)
 
 
 @contextmanager
-def memory_is_told() -> Iterator[None]:
-    """Raises ValueError where memory is too small for what is fitted inside."""
+def explain_oom() -> Iterator[None]:
+    """Raises ValueError, which says what to do, where what runs inside is out of memory."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -173,14 +174,14 @@ def memory_is_told() -> Iterator[None]:
 
 
 def model_config(config: Mapping[str, Any]) -> RewiredLlamaConfig:
-    """`config` as a model has it. Raises ValueError where that is none."""
+    """The model's config for the values in `config`. Raises ValueError where they describe no model."""
     try:
-        found = RewiredLlamaConfig.from_dict(dict(config))
+        parsed = RewiredLlamaConfig.from_dict(dict(config))
         with torch.device("meta"):
-            RewiredLlamaDecoderLayer(found, 0, *found.resolved_wiring.layers[0])
+            RewiredLlamaDecoderLayer(parsed, 0, *parsed.resolved_wiring.layers[0])
     except Exception as error:  # whatever a value of another kind makes of transformers' code
         raise ValueError(f"config.json describes no Llama that can be run ({error!r}).") from None
-    return found
+    return parsed
 
 
 def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -> Calibration:
@@ -192,9 +193,9 @@ def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -
     except Exception as error:  # a broken file can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None
-    found = load(text, tokenizer, tokens, shape.max_position_embeddings)
-    if int(found.windows.max()) >= shape.vocab_size:
+    calibration = load(text, tokenizer, tokens, shape.max_position_embeddings)
+    if int(calibration.windows.max()) >= shape.vocab_size:
         raise ValueError(
             f"The tokenizer has tokens beyond the model's vocabulary of {shape.vocab_size}: is it its own?"
         )
-    return found
+    return calibration

@@ -22,25 +22,25 @@ from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring, Wiring
 
+from .activation_store import ActivationStore, on_device
 from .calibration import Calibration
-from .fitting import PULL, Batch, Fit, fit_gain, fit_input, fit_output
-from .half import Half
-from .shelf import Shelf, on_device
+from .fitting import Batch, Fit, Fitter
+from .refit_module import RefitModule
 from .weights import Finished, FinishedLayer, Weights
 
 _BATCH = 4096  # tokens that run together
 
 
 class BrokenWeightsError(ValueError):
-    """A checkpoint computes something that is no number."""
+    """A checkpoint computes NaN or infinity."""
 
 
 class Sweep:
     """A refit of all rewired layers of `config` on `calibration`, from the original's `weights`.
 
-    `gains` and `matrices` say what is fitted. Fitted weights are rounded to what they will be stored in, `dtype` or,
-    where that is None, what the source has them in, before the next module is fitted on what they make. `seconds` is
-    how long the original takes for all tokens, its head left out.
+    `gains` and `matrices` say what is fitted, and the `fitter` how. Fitted weights are rounded to the dtype that they
+    will be stored in, `dtype` or, where that is None, the source's, before the next module is fitted on their outputs.
+    `seconds` is how long the original takes for all tokens, its head left out.
     """
 
     def __init__(
@@ -49,19 +49,21 @@ class Sweep:
         weights: Weights,
         calibration: Calibration,
         dtype: str | None,
-        shelf: Shelf,
+        store: ActivationStore,
         gains: bool,
         matrices: bool,
+        fitter: Fitter | None = None,
     ) -> None:
         self.config, self.weights, self.calibration = config, weights, calibration
         self.dtype = getattr(torch, dtype) if dtype else None
-        self.shelf, self.gains, self.matrices = shelf, gains, matrices
+        self.store, self.gains, self.matrices = store, gains, matrices
+        self.fitter = fitter or Fitter()
         self.device = weights.device
         self.tokens = sum(texts.numel() for held_out in (False, True) for texts in calibration.texts(held_out))
         self.seconds = 0.0
         config._attn_implementation = "sdpa"
-        self.dense = Wiring.dense(config.num_hidden_layers, config.hidden_size).layers
-        self.own = config.resolved_wiring.layers
+        self.dense_wirings = Wiring.dense(config.num_hidden_layers, config.hidden_size).layers
+        self.wirings = config.resolved_wiring.layers
         self.shards = Shards(config.tp_shards, config.tp_shards)
         positions = torch.arange(calibration.windows.shape[1], device=self.device)[None]
         like = torch.empty(1, device=self.device)
@@ -69,17 +71,18 @@ class Sweep:
 
     @torch.no_grad()
     def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
-        """Refit layer after layer into `finished`; how far from the original conversion alone is, and the refit.
+        """Refit layer after layer into `finished`; returns how far from the original conversion alone is, and the
+        refit.
 
-        Raises BrokenWeightsError where these are no numbers.
+        Raises BrokenWeightsError where these are not finite.
         """
         batches = self.start()
-        rewired = [index for index, halves in enumerate(self.own) if any(half.is_rewired for half in halves)]
+        fitted = [index for index in range(self.config.num_hidden_layers) if any(self._fits(index))]
         for index in range(self.config.num_hidden_layers):
             fits = list[Fit]()
-            if index > rewired[-1]:  # nothing is fitted any more
+            if index > fitted[-1]:  # nothing is left to fit
                 batches = [batch for batch in batches if batch.is_measured]
-            if index < rewired[0]:
+            if index < fitted[0]:
                 self.pass_layer(index, batches)
                 _check_finite(index, batches, {})
             else:
@@ -89,11 +92,11 @@ class Sweep:
                 if known is None:
                     finished.write(index, changed, fits)
             on_layer(index, self.config.num_hidden_layers, fits)
-        judging = [batch for batch in batches if batch.is_measured]
-        originals = [batch.original for batch in judging]
-        streams = [[getattr(batch, name) for batch in judging] for name in ("converted", "refitted")]
+        measured = [batch for batch in batches if batch.is_measured]
+        originals = [batch.original for batch in measured]
+        streams = [[getattr(batch, name) for batch in measured] for name in ("converted", "refitted")]
         converted, refitted = (self.divergence(originals, map(self.total, each)) for each in streams)
-        if not all(math.isfinite(found.kl) for found in (converted, refitted)):
+        if not all(math.isfinite(each.kl) for each in (converted, refitted)):
             raise BrokenWeightsError("The model gives no finite KL: are the checkpoint's weights whole?")
         return converted, refitted
 
@@ -104,7 +107,7 @@ class Sweep:
         for held_out in (False, True):
             for texts in self.calibration.texts(held_out):  # [W, T]
                 for part in texts.split(max(_BATCH // texts.shape[1], 1)):
-                    embedded = self.shelf.put(table[part.to(self.device)])
+                    embedded = self.store.put(table[part.to(self.device)])
                     batches.append(Batch.start(ResidualStream(embedded), embedded, held_out))
         return batches
 
@@ -114,14 +117,14 @@ class Sweep:
 
         What it writes last stays in flight: a rewired layer that follows may not wait for it.
         """
-        layer = self._layer(index, self.own[index], self.weights.layer(index))
+        layer = self._layer(index, self.wirings[index], self.weights.layer(index))
         started = self._now()
         for number, batch in enumerate(batches):
             stream = batch.refitted
             for is_mlp in (False, True):
-                stream = self._step(Half(layer, is_mlp), stream)
-            total = self.shelf.put(stream.total(layer.shards))
-            batches[number] = Batch.start(self.shelf.put_stream(stream), total, batch.held_out)
+                stream = self._step(RefitModule(layer, is_mlp), stream)
+            total = self.store.put(stream.total(layer.shards))
+            batches[number] = Batch.start(self.store.put_stream(stream), total, batch.held_out)
         self.seconds += self._now() - started
 
     @torch.no_grad()
@@ -130,29 +133,36 @@ class Sweep:
     ) -> tuple[dict[str, torch.Tensor], list[Fit]]:
         """Layer `index` fitted, or as it is `known`: its tensors that changed, and how well each module fits."""
         source = self.weights.layer(index)
-        original, converted = (self._layer(index, wirings[index], source) for wirings in (self.dense, self.own))
-        start = source | (_to(known.tensors, self.device) if known else {})
-        refitted = self._layer(index, self.own[index], {name: tensor.clone() for name, tensor in start.items()})
+        both = (self.dense_wirings, self.wirings)
+        original, converted = (self._layer(index, wirings[index], source) for wirings in both)
+        start = source | _to(known.tensors, self.device) if known else self.fitter.start(index, source)
+        refitted = self._layer(index, self.wirings[index], {name: tensor.clone() for name, tensor in start.items()})
         fits = list(known.fits) if known else []
         for is_mlp in (False, True):
-            self._step_original(Half(original, is_mlp), batches)
-            self._step_converted(Half(converted, is_mlp), batches)
-            half = Half(refitted, is_mlp)
-            round_weights = partial(self._round, index, refitted)
-            fits += self._step_refitted(index, half, batches, round_weights, is_known=known is not None)
+            self.fitter.before_module(batches)
+            self._step_original(RefitModule(original, is_mlp), batches)
+            self._step_converted(RefitModule(converted, is_mlp), batches)
+            module = RefitModule(refitted, is_mlp)
+            is_fitted = known is None and self._fits(index)[is_mlp]
+            fits += self._step_refitted(index, module, batches, partial(self._round, index, refitted), is_fitted)
         return self._changed(index, refitted, source), fits
 
     @torch.no_grad()
     def advance(self, index: int, streams: Sequence[ResidualStream]) -> list[ResidualStream]:
         """`streams` after layer `index`, as the original has it."""
-        layer = self._layer(index, self.dense[index], self.weights.layer(index))
+        layer = self._layer(index, self.dense_wirings[index], self.weights.layer(index))
         for is_mlp in (False, True):
-            streams = [self.shelf.put_stream(self._step(Half(layer, is_mlp), stream)) for stream in streams]
+            module = RefitModule(layer, is_mlp)
+            streams = [self.store.put_stream(self._step(module, stream)) for stream in streams]
         return list(streams)
 
     def total(self, stream: ResidualStream) -> torch.Tensor:
         """All that was contributed to `stream`, [B, T, H]."""
-        return self.shelf.put(on_device(stream, self.device).total(self.shards))
+        return self.store.put(on_device(stream, self.device).total(self.shards))
+
+    def _fits(self, index: int) -> list[bool]:
+        """Whether the attention of layer `index` is fitted, and whether its MLP is."""
+        return [self.fitter.fits(index, wiring) for wiring in self.wirings[index]]
 
     def _layer(
         self, index: int, wirings: tuple[ModuleWiring, ModuleWiring], tensors: dict[str, torch.Tensor]
@@ -165,64 +175,70 @@ class Sweep:
         return layer.requires_grad_(False).eval()
 
     def _gains(self, layer: RewiredLlamaDecoderLayer) -> dict[str, torch.Tensor]:
-        """Where the source has none: what a model begins with."""
+        """The gains that a model begins with, where the source has none."""
         shape = (self.config.tp_shards, self.config.hidden_size)
         gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
         return {f"{name}.weight": torch.full(shape, gain.initial, device=self.device) for name, gain in gains.items()}
 
-    def _step_original(self, half: Half, batches: Sequence[Batch]) -> None:
+    def _step_original(self, module: RefitModule, batches: Sequence[Batch]) -> None:
         started = self._now()
         for batch in batches:
-            stream = self._step(half, ResidualStream(batch.original))
-            batch.original = self.shelf.put(stream.total(half.shards))
+            stream = self._step(module, ResidualStream(batch.original))
+            batch.original = self.store.put(stream.total(module.shards))
         tokens = sum(batch.original.shape[:2].numel() for batch in batches)
         self.seconds += (self._now() - started) * self.tokens / tokens
 
-    def _step_converted(self, half: Half, batches: Sequence[Batch]) -> None:
+    def _step_converted(self, module: RefitModule, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if batch.converted is not None:
-                batch.converted = self.shelf.put_stream(self._step(half, batch.converted))
+                batch.converted = self.store.put_stream(self._step(module, batch.converted))
 
-    def _step(self, half: Half, stream: ResidualStream) -> ResidualStream:
-        view, stream = half.read(on_device(stream, self.device))
-        return half.write(stream, self._hidden(half, view))
+    def _step(self, module: RefitModule, stream: ResidualStream) -> ResidualStream:
+        view, stream = module.read(on_device(stream, self.device))
+        return module.write(stream, self._hidden(module, view))
 
-    def _hidden(self, half: Half, view: torch.Tensor) -> torch.Tensor:
-        return half.hidden(view, tuple(part[:, : view.shape[-2]] for part in self.position_embeddings))
+    def _hidden(self, module: RefitModule, view: torch.Tensor) -> torch.Tensor:
+        return module.hidden(view, tuple(part[:, : view.shape[-2]] for part in self.position_embeddings))
 
     def _step_refitted(
-        self, index: int, half: Half, batches: Sequence[Batch], round_weights: Callable[[], None], is_known: bool
+        self,
+        index: int,
+        module: RefitModule,
+        batches: Sequence[Batch],
+        round_weights: Callable[[], None],
+        is_fitted: bool,
     ) -> list[Fit]:
-        """The module's fit if there is one; gains, inputs and outputs, each on what the ones before it make."""
+        """The module's fit if there is one: gain, input and output, each on streams that the one before it makes."""
         gain = inputs = placement = output = None
-        is_fitted = half.wiring.is_rewired and not is_known
-        if is_fitted and self.gains and half.gain is not None:
-            gain = fit_gain(half, batches, self.device)
-        if is_fitted and self.matrices and half.wiring.lacks_something:
-            inputs, placement = fit_input(half, batches, self.device)
+        if is_fitted and self.gains and module.gain is not None:
+            gain = self.fitter.fit_gain(module, batches, self.device)
+        if is_fitted and self.matrices and module.wiring.lacks_something:
+            inputs, placement = self.fitter.fit_input(module, batches, self.device)
         round_weights()
         hidden = []
         for batch in batches:
-            view, _ = half.read(on_device(batch.refitted, self.device))
-            hidden.append(self.shelf.put(self._hidden(half, view)))
+            view, _ = module.read(on_device(batch.refitted, self.device))
+            hidden.append(self.store.put(self._hidden(module, view)))
         if is_fitted and self.matrices:
-            output = fit_output(half, hidden, batches, self.device)
+            output = self.fitter.fit_output(module, hidden, batches, self.device)
             round_weights()
         for batch, own in zip(batches, hidden, strict=True):
-            _, stream = half.read(on_device(batch.refitted, self.device))
-            written = half.write(stream, own.to(self.device))
-            batch.refitted = self.shelf.put_stream(written if batch.held_out else self._drawn(written, batch.original))
-        found = Fit(index, "MLP" if half.is_mlp else "attention", gain, inputs, placement, output)
-        return [found] if gain or inputs or output else []
+            _, stream = module.read(on_device(batch.refitted, self.device))
+            written = module.write(stream, own.to(self.device))
+            if not batch.held_out:
+                written = self._towards_teacher(written, batch.original)
+            batch.refitted = self.store.put_stream(written)
+        fit = Fit(index, "MLP" if module.is_mlp else "attention", gain, inputs, placement, output)
+        return [fit] if gain or inputs or output else []
 
-    def _drawn(self, stream: ResidualStream, original: torch.Tensor) -> ResidualStream:
+    def _towards_teacher(self, stream: ResidualStream, original: torch.Tensor) -> ResidualStream:
         """`stream` as the next module is fitted on it: a little closer to the original's, [B, T, H].
 
         Many modules in a row are fitted on what those before them leave of the same tokens, and overfit it: so each
-        mends what the last ones have missed, rather than all that was ever missed.
+        corrects what the last ones have missed, rather than all that was ever missed.
         """
         missing = original.to(self.device) - stream.total(self.shards)
-        return stream._replace(settled=stream.settled + PULL * missing)
+        return stream._replace(settled=stream.settled + self.fitter.teacher_share * missing)
 
     def _round(self, index: int, layer: RewiredLlamaDecoderLayer) -> None:
         for name, parameter in layer.named_parameters():
@@ -231,7 +247,7 @@ class Sweep:
     def _changed(
         self, index: int, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """What has to be written: the tensors of `layer` that differ from the source's, in the dtype to store."""
+        """The tensors of `layer` that differ from the source's, in the dtype that they are stored in."""
         before = self._gains(layer) | source
         return {
             name: tensor.to(self._stored(index, name))
@@ -240,13 +256,13 @@ class Sweep:
         }
 
     def _stored(self, index: int, name: str) -> torch.dtype:
-        """What a tensor of layer `index` is stored in; a new gain as the layer's matrices are."""
+        """The dtype that a tensor of layer `index` is stored in; of a new gain that of the layer's matrices."""
         names = (name, "mlp.down_proj.weight")
         return self.dtype or next(dtype for name in names if (dtype := self.weights.dtype(index, name)))
 
     @torch.no_grad()
     def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:
-        """On the windows that judge, of what the model's head makes of `others` from what it makes of `originals`."""
+        """On the held-out windows: of the head's predictions from `others` to those from `originals`."""
         norm, head = (self.weights.tensor(name) for name in ("model.norm.weight", self._head()))
 
         def logits(totals: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

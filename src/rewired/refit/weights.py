@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by name, a layer at a time: the source's, and the layers that are refitted already."""
+"""Weights of one layer at a time: the source's, and those of the layers that are refitted already."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FinishedLayer:
 class Finished:
     """The layers that a refit has finished, each in a file of its own, so that an interrupted one goes on.
 
-    They are good for one conversion only: `settings` says for which, and what is there for another one is removed.
+    They are good for one conversion only, which `settings` describes: what another one left there is removed.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -66,21 +66,21 @@ class Finished:
             discard(folder)
 
     def read(self, index: int) -> FinishedLayer | None:
-        found = _read(self._path(index))
-        if found is None:
+        layer = _read(self._path(index))
+        if layer is None:
             return None
-        tensors = {name.removeprefix(_prefix(index)): tensor for name, tensor in found.tensors.items()}
-        return FinishedLayer(tensors, found.fits)
+        tensors = {name.removeprefix(_prefix(index)): tensor for name, tensor in layer.tensors.items()}
+        return FinishedLayer(tensors, layer.fits)
 
     def write(self, index: int, tensors: Mapping[str, torch.Tensor], fits: Sequence[Fit]) -> None:
-        """Under the tensors' names in the whole model; what is there after a kill is whole."""
+        """Store `tensors` under their names in the whole model. The file is complete, or not there at all."""
         if not self.folder.is_dir():
             self.folder.mkdir()
             (self.folder / "settings.json").write_bytes(self.settings.encode())
         scratch = self.folder / "writing"
         on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        told = json.dumps([asdict(fit) for fit in fits])
-        save_tensors(on_cpu, scratch, {"fits": told, "sha256": _sha256(on_cpu)})
+        fits_json = json.dumps([asdict(fit) for fit in fits])
+        save_tensors(on_cpu, scratch, {"fits": fits_json, "sha256": _sha256(on_cpu)})
         scratch.replace(self._path(index))
 
     def has_begun(self) -> bool:
@@ -88,35 +88,35 @@ class Finished:
 
     def files(self) -> dict[str, Path]:
         """The file of every tensor, when all layers are written."""
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for path in sorted(self.folder.glob("layer-*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
-        return found
+                files |= dict.fromkeys(file.keys(), path)
+        return files
 
     def _path(self, index: int) -> Path:
         return self.folder / f"layer-{index:05d}.safetensors"
 
 
 def _read(path: Path) -> FinishedLayer | None:
-    """What was written there, under the whole model's names; None where it is broken, as a power cut leaves it."""
+    """A finished layer, under the whole model's names; None where there is none, or a broken one after a power cut."""
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (FileNotFoundError, SafetensorError):
         return None
-    if told.get("sha256") != _sha256(tensors):
+    if metadata.get("sha256") != _sha256(tensors):
         return None
-    return FinishedLayer(tensors, [Fit.from_json(fit) for fit in json.loads(told["fits"])])
+    return FinishedLayer(tensors, [Fit.from_json(fit) for fit in json.loads(metadata["fits"])])
 
 
 def _sha256(tensors: Mapping[str, torch.Tensor]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _prefix(index: int) -> str:

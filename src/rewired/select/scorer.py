@@ -11,10 +11,10 @@ import torch
 
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.model.residual_stream import ResidualStream
+from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Batch
 from rewired.refit.run import model_config
-from rewired.refit.shelf import Shelf
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Weights
 
@@ -28,10 +28,15 @@ class Scorer:
     """Scores layers of the dense Llama of `config` on `tp_shards` shards."""
 
     def __init__(
-        self, config: Mapping[str, Any], tp_shards: int, weights: Weights, calibration: Calibration, shelf: Shelf
+        self,
+        config: Mapping[str, Any],
+        tp_shards: int,
+        weights: Weights,
+        calibration: Calibration,
+        store: ActivationStore,
     ) -> None:
         self.config, self.tp_shards = config, tp_shards
-        self.weights, self.calibration, self.shelf = weights, calibration, shelf
+        self.weights, self.calibration, self.store = weights, calibration, store
         self.layers = int(config["num_hidden_layers"])
         self.dense = self._sweep([])
 
@@ -86,7 +91,7 @@ class Scorer:
 
     def _sweep(self, entries: Sequence[Mapping[str, Any]]) -> Sweep:
         config = model_config(wired_config(self.config, entries, self.tp_shards))
-        return Sweep(config, self.weights, self.calibration, None, self.shelf, gains=False, matrices=True)
+        return Sweep(config, self.weights, self.calibration, None, self.store, gains=False, matrices=True)
 
 
 def _judging(batches: Sequence[Batch]) -> list[ResidualStream]:

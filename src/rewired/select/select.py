@@ -18,10 +18,10 @@ from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import destination
 from rewired.ranks import choose_device
+from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest, check_fitting
-from rewired.refit.run import RECIPE, load_text, memory_is_told, refit
-from rewired.refit.shelf import Shelf
+from rewired.refit.run import ALGORITHM_VERSION, explain_oom, load_text, refit
 from rewired.refit.weights import Weights, discard
 from rewired.sources import Source, checkpoint_folder, find_source
 from rewired.text import MIX
@@ -187,15 +187,21 @@ class _Job:
         self.work = target.with_name(f".{target.name}.refit")
         self.config = wired_config(checkpoint.config, [], tp_shards)
         weights = {path.name: digest(path) for path in checkpoint.weight_files()}
-        settings = {"recipe": RECIPE, "config": self.config, "weights": weights, "text": self.calibration.sha256}
+        settings = {
+            "recipe": ALGORITHM_VERSION,
+            "config": self.config,
+            "weights": weights,
+            "text": self.calibration.sha256,
+        }
         self.kept = Kept(settings, checkpoint.shape.num_hidden_layers)
 
     def score(self, on_score: OnScore) -> None:
         spill = self.request.spill
         with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
-            weights, shelf = Weights(self.files, torch.device(choose_device("auto", 1))), Shelf(spill and Path(folder))
-            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, shelf)
-            with memory_is_told():
+            weights = Weights(self.files, torch.device(choose_device("auto", 1)))
+            store = ActivationStore(spill and Path(folder))
+            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
+            with explain_oom():
                 scorer.run(self.names, self.kept, on_score)
 
     def best(self) -> Choice:

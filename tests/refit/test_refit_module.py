@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer, RewiredLlamaForCausalLM
 from rewired.model.residual_stream import ResidualStream
-from rewired.refit.half import Half
+from rewired.refit.refit_module import RefitModule
 from tests.rewired.tiny import LLAMA3_ROPE, WIRINGS, rewired_model, tokens
 
 CHANGES = {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE}
@@ -18,8 +18,8 @@ def position_embeddings(model: RewiredLlamaForCausalLM, length: int) -> tuple[to
     return LlamaRotaryEmbedding(model.config)(torch.empty(1), torch.arange(length)[None])
 
 
-def halves(model: RewiredLlamaForCausalLM) -> list[Half]:
-    return [Half(layer, is_mlp) for layer in model.model.layers for is_mlp in (False, True)]
+def halves(model: RewiredLlamaForCausalLM) -> list[RefitModule]:
+    return [RefitModule(layer, is_mlp) for layer in model.model.layers for is_mlp in (False, True)]
 
 
 @pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
@@ -41,7 +41,7 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
     """Projections of gamma * (n(view) M_k), computed shard by shard."""
     model = rewired_model(WIRINGS[name], **CHANGES)
     layer: RewiredLlamaDecoderLayer = model.model.layers[3]
-    half = Half(layer, is_mlp)
+    half = RefitModule(layer, is_mlp)
     shards = 4 if half.wiring.reads_shards else 1
     half.norm.weight.uniform_(0.5, 2.0)
     view = torch.randn(*([4] if shards > 1 else []), 2, 5, 32)
@@ -76,7 +76,7 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
 @torch.no_grad()
 def test_a_folded_output_adds_to_what_is_written(name: str) -> None:
     model = rewired_model(WIRINGS[name])
-    half = Half(model.model.layers[3], is_mlp=True)
+    half = RefitModule(model.model.layers[3], is_mlp=True)
     stream, hidden, delta = ResidualStream(torch.randn(2, 5, 32)), torch.randn(2, 5, 48), torch.randn(48, 32)
     before = half.write(stream, hidden).total(half.shards)
     half.fold_output(delta)

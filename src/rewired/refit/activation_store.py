@@ -1,4 +1,4 @@
-"""Where activations wait for their next turn: in memory, or in files that vanish by themselves."""
+"""The activation store: activations between two steps, in host memory or offloaded to files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from rewired.model.residual_stream import ResidualStream
 
 
-class Shelf:
-    """Keeps tensors on the CPU; with a `folder`, in files there, which cost disk instead of memory."""
+class ActivationStore:
+    """Keeps tensors on the CPU; with a `folder`, offloaded to files there, which vanish with their tensors."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class Shelf:
             return tensor.cpu()
         handle, path = tempfile.mkstemp(dir=self.folder)
         try:
-            os.posix_fallocate(handle, 0, max(tensor.nbytes, 1))  # a full disk is said here, not by a signal at a write
+            os.posix_fallocate(handle, 0, max(tensor.nbytes, 1))  # a full disk raises here, not a signal at a write
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         finally:

@@ -1,4 +1,4 @@
-"""One module of a layer, attention or MLP, taken apart where a refit looks inside, and put together again."""
+"""A layer's attention or MLP as a refit needs it: split where the refit looks inside, and open to folding fits in."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import ROW_PARALLEL, OnShards, pack_shards, row_parallel
 
 
-class Half:
-    """Half a layer: it reads the stream, and writes to it. Everything on the shards of one process."""
+class RefitModule:
+    """One module of `layer`, which reads the stream and writes to it. All shards are in this process."""
 
     def __init__(self, layer: RewiredLlamaDecoderLayer, is_mlp: bool) -> None:
         self.is_mlp = is_mlp
@@ -23,33 +23,33 @@ class Half:
         self.wiring = layer.mlp_wiring if is_mlp else layer.attn_wiring
         self.gain = layer.post_attention_gain if is_mlp else layer.input_gain
         self.norm = layer.post_attention_layernorm if is_mlp else layer.input_layernorm
-        self.module: Any = layer.mlp if is_mlp else layer.self_attn
+        self.stock: Any = layer.mlp if is_mlp else layer.self_attn
         names = ("gate_proj", "up_proj") if is_mlp else ("q_proj", "k_proj", "v_proj")
-        self.inputs: list[nn.Linear] = [getattr(self.module, name) for name in names]
-        self.output: nn.Linear = getattr(self.module, "down_proj" if is_mlp else "o_proj")
+        self.inputs: list[nn.Linear] = [getattr(self.stock, name) for name in names]
+        self.output: nn.Linear = getattr(self.stock, "down_proj" if is_mlp else "o_proj")
 
     def read(self, stream: ResidualStream) -> tuple[torch.Tensor, ResidualStream]:
         """The view, [B, T, H] or [r, B, T, H], and the stream after the read."""
         return stream.read(self.wiring, self.gain, self.shards)
 
     def hidden(self, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
-        """What the module's last projection is given, [B, T, A]."""
+        """The input of the module's last projection, [B, T, A]."""
         reads_shards = self.wiring.reads_shards
         inputs = self.norm(view)
-        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards, gives_partials=False)
+        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards, gives_partials=False)
         inputs = pack_shards(inputs) if reads_shards else inputs
         if self.is_mlp:
             return LlamaMLP.forward(module, inputs)
         return LlamaAttention.forward(module, inputs, position_embeddings, attention_mask=None)[0]
 
     def neurons(self, normalised: torch.Tensor) -> torch.Tensor:
-        """What all neurons of an MLP give, [n, A], if all of them read the same `normalised` view, [n, H]."""
-        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards=False, gives_partials=False)
+        """The activations of an MLP's neurons, [n, A], if all of them read the same `normalised` view, [n, H]."""
+        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards=False, gives_partials=False)
         return LlamaMLP.forward(module, normalised * self.norm.weight)
 
     def own_neurons(self, normalised: torch.Tensor) -> torch.Tensor:
-        """What an MLP's neurons give, [n, A], each on the `normalised` view that its shard reads, [r, n, H]."""
-        module: Any = _WithoutLastProjection(self.module, self.shards, reads_shards=True, gives_partials=False)
+        """The activations of an MLP's neurons, [n, A], each on its own shard's `normalised` view, [r, n, H]."""
+        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards=True, gives_partials=False)
         return LlamaMLP.forward(module, pack_shards((normalised * self.norm.weight)[:, None]))[0]
 
     def write(self, stream: ResidualStream, hidden: torch.Tensor) -> ResidualStream:
@@ -87,7 +87,7 @@ class Half:
 
 
 class _WithoutLastProjection(OnShards):
-    """A module as its own `forward` should see it, its last projection giving back what it is given."""
+    """A module as its own `forward` should see it, with the identity for a last projection."""
 
     def __getattr__(self, name: str) -> Any:
         return _same if name in ROW_PARALLEL else super().__getattr__(name)
