@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu
 
-from rewired.refit import fitting
-from rewired.refit.fitting import Batch, Errors
-from rewired.refit.half import Half
+from rewired.refit.fitting import Batch, Errors, Fitter
+from rewired.refit.refit_module import RefitModule
 
 ITERATIONS, RIDGE = 6, 1e-2
 
@@ -30,13 +29,13 @@ class Tokens:
     scale: torch.Tensor  # [n, 1]
 
     @classmethod
-    def of(cls, half: Half, batches: Sequence[Batch]) -> Tokens:
+    def of(cls, module: RefitModule, batches: Sequence[Batch], fitter: Fitter) -> Tokens:
         parts = []
         for batch in batches:
-            view, stream = half.read(batch.refitted)
-            scale = fitting._inverse_rms(batch.original)
-            lack = scale * (batch.original - stream.total(half.shards))
-            parts.append([part.flatten(0, -2) for part in (half.normalised(view), lack, scale)])
+            view, stream = module.read(batch.refitted)
+            scale = fitter.token_weights(batch.original)
+            lack = scale * (batch.original - stream.total(module.shards))
+            parts.append([part.flatten(0, -2) for part in (module.normalised(view), lack, scale)])
         return cls(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
     def error(self, rows: torch.Tensor, down: torch.Tensor) -> float:
@@ -45,23 +44,29 @@ class Tokens:
         return float((self.lack - self.scale * silu(gate) * up @ down.T).square().mean())
 
 
-def fit_input(half: Half, batches: Sequence[Batch], device: torch.device) -> tuple[Errors, Errors | None]:
-    """The shipped fit, and the neurons' where all shards read the same."""
-    found = fitting.fit_input(half, batches, device)
-    if half.is_mlp and not half.wiring.reads_shards:
-        width = half.norm.weight.shape[0]
-        half.fold_input(torch.zeros(1, width, width))  # the norm's weight goes into the rows
-        fitted, judging = (
-            Tokens.of(half, [batch for batch in batches if batch.held_out == judges]) for judges in (False, True)
-        )
-        rows = torch.stack([projection.weight for projection in half.inputs])
-        for projection, fit in zip(half.inputs, improved(rows, half.output.weight, fitted, judging), strict=True):
-            projection.weight.copy_(fit)
-    return found
+class FitsNeurons(Fitter):
+    """The shipped fit of inputs, and the neurons' where all shards read the same."""
+
+    def fit_input(
+        self, module: RefitModule, batches: Sequence[Batch], device: torch.device
+    ) -> tuple[Errors | None, Errors | None]:
+        errors = super().fit_input(module, batches, device)
+        if module.is_mlp and not module.wiring.reads_shards:
+            width = module.norm.weight.shape[0]
+            module.fold_input(torch.zeros(1, width, width))  # the norm's weight goes into the rows
+            fitted, held_out = (
+                Tokens.of(module, [batch for batch in batches if batch.held_out == is_held_out], self)
+                for is_held_out in (False, True)
+            )
+            rows = torch.stack([projection.weight for projection in module.inputs])
+            better = improved(rows, module.output.weight, fitted, held_out)
+            for projection, weight in zip(module.inputs, better, strict=True):
+                projection.weight.copy_(weight)
+        return errors
 
 
-def improved(rows: torch.Tensor, down: torch.Tensor, fitted: Tokens, judging: Tokens) -> torch.Tensor:
-    """The best gate and up rows, [2, N, H], of all iterations, by their error on `judging`."""
+def improved(rows: torch.Tensor, down: torch.Tensor, fitted: Tokens, held_out: Tokens) -> torch.Tensor:
+    """The best gate and up rows, [2, N, H], of all iterations, by their error on `held_out`."""
     gate, up = fitted.views @ rows.mT
     sigmoid = gate.sigmoid()
     slopes = torch.stack([up * sigmoid * (1 + gate * (1 - sigmoid)), silu(gate)]) * fitted.scale  # [2, n, N]
@@ -80,9 +85,9 @@ def improved(rows: torch.Tensor, down: torch.Tensor, fitted: Tokens, judging: To
     def preconditioned(gradient: torch.Tensor) -> torch.Tensor:
         return torch.cholesky_solve(gradient.flatten(0, 1).T, factor).T.view_as(gradient) / importance
 
-    best, least = rows, judging.error(rows, down)
+    best, least = rows, held_out.error(rows, down)
     for change in conjugate_gradients(normal, preconditioned, transposed(left)):
-        error = judging.error(rows + change, down)
+        error = held_out.error(rows + change, down)
         if error < least:
             best, least = rows + change, error
     return best
