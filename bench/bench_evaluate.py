@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,25 +47,10 @@ def main() -> None:
     values: dict[str, dict[str, float]] = {}
 
     def direct() -> None:
-        results: Any = simple_evaluate(
-            HFLM(model, tokenizer=tokenizer, batch_size=BATCH_SIZE),
-            tasks=[task.loaded[task.entry.task] for task in tasks],
-            limit=args.limit,
-            task_manager=harness._manager(harness._OURS),
-            bootstrap_iters=0,
-        )
-        values["direct"] = {
-            task.entry.task: results["results"][task.entry.task][f"{_metric(task).name},none"] for task in tasks
-        }
+        values["direct"] = run_harness(model, tokenizer, tasks, args.limit)
 
     def ours() -> None:
-        values["ours"] = {}
-        with TemporaryDirectory() as folder:
-            for task in tasks:
-                logs = harness.run_task(model, tokenizer, task, BATCH_SIZE)
-                answers.write(Path(folder) / task.entry.task, logs)
-                items = [log["metrics"][_metric(task).name][0] for log in logs]
-                values["ours"][task.entry.task] = sum(items) / len(items)
+        values["ours"] = run_ours(model, tokenizer, tasks)
 
     pairs = interleaved(direct, ours, args.pairs)
     assert values["ours"] == values["direct"], values
@@ -79,6 +65,30 @@ def main() -> None:
     print(text)
     if args.write:
         RESULT.write_text(text)
+
+
+def run_harness(model: Any, tokenizer: Any, tasks: Sequence[harness.Task], limit: int) -> dict[str, float]:
+    """Each task's value, as lm-eval reports it."""
+    results: Any = simple_evaluate(
+        HFLM(model, tokenizer=tokenizer, batch_size=BATCH_SIZE),
+        tasks=[task.loaded[task.entry.task] for task in tasks],
+        limit=limit,
+        task_manager=harness._manager(harness._OURS),
+        bootstrap_iters=0,
+    )
+    return {task.entry.task: results["results"][task.entry.task][f"{_metric(task).name},none"] for task in tasks}
+
+
+def run_ours(model: Any, tokenizer: Any, tasks: Sequence[harness.Task]) -> dict[str, float]:
+    """Each task's value from our logs, which are written to disk."""
+    values = {}
+    with TemporaryDirectory() as folder:
+        for task in tasks:
+            logs = harness.run_task(model, tokenizer, task, BATCH_SIZE)
+            answers.write(Path(folder) / task.entry.task, logs)
+            items = [log["metrics"][_metric(task).name][0] for log in logs]
+            values[task.entry.task] = sum(items) / len(items)
+    return values
 
 
 def _metric(task: harness.Task) -> Metric:

@@ -122,10 +122,19 @@ def _drop_capabilities() -> None:
 
 def _filter_system_calls() -> None:
     """Let the kernel refuse the calls in `_DENIED`, and those that start processes, but not threads."""
-    machine = MACHINES.index(os.uname().machine)
+    steps = _filter(MACHINES.index(os.uname().machine))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    libc("prctl", 22, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)  # PR_SET_SECCOMP
+    with suppress(PermissionError):
+        libc("socket", 1, 1, 0)
+        raise OSError("the filter of system calls has no effect")
+
+
+def _filter(machine: int) -> list[tuple[int, int, int, int]]:
+    """The seccomp filter for one of MACHINES: operation, steps to skip if it holds, steps to skip if not, operand."""
     load, equals, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     kill, allow, fail = 0x80000000, 0x7FFF0000, 0x00050000
-    steps = [  # operation, steps to skip if so, if not, operand
+    steps = [
         (load, 0, 0, 4),
         (equals, 1, 0, _AUDIT_ARCHITECTURES[machine]),
         (answer, 0, 0, kill),
@@ -141,27 +150,13 @@ def _filter_system_calls() -> None:
         for value in values:
             steps += [(equals, 0, 1, value), (answer, 0, 0, fail | errno.EPERM)]
         steps.append((answer, 0, 0, allow))
-    steps += [
-        (equals, 0, 4, _PRLIMIT[machine]),
-        (load, 0, 0, 16),
-        (equals, 1, 0, 0),
-        (answer, 0, 0, fail | errno.EPERM),
-        (answer, 0, 0, allow),
-    ]
-    steps += [
-        (equals, 0, 1, _CLONE3),  # a filter cannot see its flags; without it, libc takes clone
-        (answer, 0, 0, fail | errno.ENOSYS),
-        (equals, 0, 3, _CLONE[machine]),
-        (load, 0, 0, 16),
-        (has_bits, 1, 0, 0x00010000),  # CLONE_THREAD
-        (answer, 0, 0, fail | errno.EPERM),
-        (answer, 0, 0, allow),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    libc("prctl", 22, 2, struct.pack("HP", len(steps), ctypes.addressof(code)), 0, 0)  # PR_SET_SECCOMP
-    with suppress(PermissionError):
-        libc("socket", 1, 1, 0)
-        raise OSError("the filter of system calls has no effect")
+    prlimit = [(load, 0, 0, 16), (equals, 1, 0, 0), (answer, 0, 0, fail | errno.EPERM), (answer, 0, 0, allow)]
+    clone3 = [(answer, 0, 0, fail | errno.ENOSYS)]  # a filter cannot see its flags; without it, libc takes clone
+    is_thread = (has_bits, 1, 0, 0x00010000)  # CLONE_THREAD
+    clone = [(load, 0, 0, 16), is_thread, (answer, 0, 0, fail | errno.EPERM), (answer, 0, 0, allow)]
+    for number, handled in ((_PRLIMIT[machine], prlimit), (_CLONE3, clone3), (_CLONE[machine], clone)):
+        steps += [(equals, 0, len(handled), number), *handled]
+    return [*steps, (answer, 0, 0, allow)]
 
 
 def libc(function: str, *arguments: Any) -> int:

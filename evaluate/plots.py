@@ -150,7 +150,7 @@ def _recovery(results: Results) -> Figure:
         shares = [100 * values[name] / values[original] for _, name in points]
         axes.plot(steps, shares, "o-", color=_COLOURS[1])
         axes.axhline(100, color=_COLOURS[0], lw=1, ls="--")
-        axes.set_ylabel(f"per cent of {original}'s average kept")
+        axes.set_ylabel(f"average in per cent of {original}'s")
     else:
         for text, by_model in results.divergences.items():
             if by_model:

@@ -156,10 +156,10 @@ def _how_to_read(results: Results) -> str:
     if not results.others:
         return "± is one standard error."
     return (
-        "± is one standard error; that of a delta is paired, from the same items. Significant: McNemar's exact test "
-        "for right or wrong, else a paired t test, which for a perplexity is of its log, at "
-        f"{LEVEL} over a model's {len(results.tasks)} tasks together (Holm). No means that so many items cannot tell "
-        "the two apart, not that they are equal. Kept is the share of the original's value, what chance gives included."
+        "± is one standard error; that of a delta is paired, from the differences on the same items. *significant*: by "
+        "McNemar's exact test where items are right or wrong, else by a paired t test (of a perplexity's log), at "
+        f"{LEVEL} over a model's {len(results.tasks)} tasks together (Holm). *no* means that this many items show no "
+        "difference, not that there is none. *kept* is the value in per cent of the original's, uncorrected for chance."
     )
 
 

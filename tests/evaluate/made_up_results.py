@@ -1,4 +1,4 @@
-"""Results that no evaluation gave, every kind of number in them; and what reads a report back."""
+"""Made-up results with every kind of number in them, and helpers that read a report back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers on disk: whole or not there, never mistaken for others, and paired only where the same was asked."""
+"""Answers on disk: whole or missing, never mistaken for others, and paired only where the items are the same."""
 
 from __future__ import annotations
 

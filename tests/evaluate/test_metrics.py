@@ -1,4 +1,4 @@
-"""What a metric is, against the harness's own."""
+"""Metrics against the harness's own aggregations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation writes: every number is in its cell, and in the file."""
+"""The report of an evaluation: every number is in its cell, and in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what was asked to results: which items pair, what the verdicts and the average are over."""
+"""From logs to results: pairing of items, significance over all tasks, and the average."""
 
 from __future__ import annotations
 

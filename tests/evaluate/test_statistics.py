@@ -1,4 +1,4 @@
-"""What is significant, against resampling, enumeration and definitions."""
+"""Standard errors and significance against resampling, enumeration and definitions."""
 
 from __future__ import annotations
 
