@@ -42,4 +42,4 @@ def harness_value(metric: Metric, items: Sequence[Item]) -> float:
 
 def parts_of(metric: Metric, items: Sequence[Item]) -> np.ndarray:
     pairs = [{name: pair(value) for name, value in item.items()} for item in items]
-    return np.array([metric.parts(found) for found in pairs])
+    return np.array([metric.parts(item) for item in pairs])

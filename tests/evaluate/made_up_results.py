@@ -150,5 +150,5 @@ def renamed(name: str) -> Results:
         models=[replace(model, name=name) if model.name == "hybrid" else model for model in whole.models],
         tasks=[replace(tasks[0], title=name), *tasks[1:]],
         average=average,
-        divergences={text: swap(found) for text, found in whole.divergences.items()},
+        divergences={text: swap(by_model) for text, by_model in whole.divergences.items()},
     )

@@ -40,13 +40,13 @@ def test_the_judge_is_asked_where_it_is_installed_and_has_a_key(
         script = tmp_path / "alpaca_eval"
         script.write_text('#!/bin/sh\necho "judged $*"\n')
         script.chmod(0o755)
-    said = alpaca_eval.judge(Path("outputs.json"))
+    verdict = alpaca_eval.judge(Path("outputs.json"))
     command = "--model_outputs outputs.json --annotators_config weighted_alpaca_eval_gpt4_turbo"
     if tool and key:
-        assert said == f"judged {command}"
+        assert verdict == f"judged {command}"
     else:
         missing = "export OPENAI_API_KEY=..." if tool else "pip install alpaca_eval"
-        assert said == f"AlpacaEval's judge was not asked. {missing}, then: alpaca_eval {command}"
+        assert verdict == f"AlpacaEval's judge was not asked. {missing}, then: alpaca_eval {command}"
 
 
 def test_a_judge_that_fails_does_not_cost_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

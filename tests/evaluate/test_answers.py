@@ -227,20 +227,20 @@ def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
     infos = [{"name": "dense", "sha256": "0", "step": None, "role": "original"}]
     infos += [{"name": "org/hybrid", "sha256": "1", "step": 30, "role": "rewired"}]
     (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))
-    found = earlier(tmp_path)
-    assert [(model.name, model.sha256, model.step) for model in found] == [
+    models = earlier(tmp_path)
+    assert [(model.name, model.sha256, model.step) for model in models] == [
         ("dense", "0", None),
         ("org/hybrid", "1", 30),
     ]
     whole = log("a") | {"metrics": {}, "doc": {}}
     write_samples(tmp_path, {"MMLU": {"org/hybrid": [whole]}})
-    assert found[1].logs("MMLU") == [whole]
+    assert models[1].logs("MMLU") == [whole]
     for damaged in ('{"id": 1}', '{"id": "a', "[]", "7"):
         sample_file(tmp_path, "org/hybrid", "MMLU").write_text(damaged)
         with pytest.raises(
             ValueError, match=r"MMLU.jsonl does not hold a model's answers: it is damaged, or not ours\.$"
         ):
-            found[1].logs("MMLU")
+            models[1].logs("MMLU")
 
 
 @pytest.mark.parametrize("name", ["dtype", "rows", "tokenizer", "seed", "versions"])
@@ -295,8 +295,8 @@ def test_items_pair_in_the_order_of_the_first(orders: list[list[str]]) -> None:
         (str(model), [log(item, f"{model}{item}") for item in order] + [log("z", "other", "flexible")])
         for model, order in enumerate(orders)
     ]
-    found = paired("MMLU", logs, "none")
-    for model, of_model in enumerate(found):
+    aligned = paired("MMLU", logs, "none")
+    for model, of_model in enumerate(aligned):
         assert of_model == [log(item, f"{model}{item}") for item in orders[0]]
 
 

@@ -61,12 +61,12 @@ def test_prompts_are_those_of_the_hubs_rows(case: Case, tmp_path: Path) -> None:
     if case.task.startswith("mmlu"):
         for split in ("dev", "validation"):
             carry(tmp_path, f"{OLMO}/hails/mmlu_no_train/anatomy/{split}", [case.hub])
-    found = prompts(load(case, rows=tmp_path))
+    ours = prompts(load(case, rows=tmp_path))
 
-    assert found == expected
+    assert ours == expected
     assert [
         tuple(text[-len(wanted) :] for text, wanted in zip(*pair, strict=True))
-        for pair in zip(found, case.prompts, strict=True)
+        for pair in zip(ours, case.prompts, strict=True)
     ] == case.prompts
 
 

@@ -60,16 +60,16 @@ def softmax(logits: list[float]) -> list[float]:
 def test_divergence_is_that_of_a_loop_over_tokens(windows: int, length: int, vocabulary: int) -> None:
     original, rewired, tokens = random_case(windows, length, vocabulary)
     expected = naive(original, rewired, tokens)
-    found = divergence(replay(original), replay(rewired), tokens)
-    assert found.tokens == windows * (length - 1)
-    assert found.kl == pytest.approx(np.mean(expected["kl"]), rel=1e-5)
-    assert found.kl_p95 == pytest.approx(np.quantile(expected["kl"], 0.95), rel=1e-4)
-    assert found.perplexity_original == pytest.approx(math.exp(np.mean(expected["losses"][0])), rel=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(np.mean(expected["losses"][1])), rel=1e-5)
-    assert found.agreement == pytest.approx({k: np.mean(values) for k, values in expected["shared"].items()})
+    measured = divergence(replay(original), replay(rewired), tokens)
+    assert measured.tokens == windows * (length - 1)
+    assert measured.kl == pytest.approx(np.mean(expected["kl"]), rel=1e-5)
+    assert measured.kl_p95 == pytest.approx(np.quantile(expected["kl"], 0.95), rel=1e-4)
+    assert measured.perplexity_original == pytest.approx(math.exp(np.mean(expected["losses"][0])), rel=1e-5)
+    assert measured.perplexity == pytest.approx(math.exp(np.mean(expected["losses"][1])), rel=1e-5)
+    assert measured.agreement == pytest.approx({k: np.mean(values) for k, values in expected["shared"].items()})
     by_window = np.array(expected["kl"]).reshape(windows, -1).mean(axis=1)
     error = by_window.std(ddof=1) / math.sqrt(windows) if windows > 1 else None
-    assert found.kl_standard_error == (error and pytest.approx(error, rel=1e-4))
+    assert measured.kl_standard_error == (error and pytest.approx(error, rel=1e-4))
 
 
 def test_windows_of_different_lengths_count_by_their_tokens() -> None:
@@ -77,12 +77,12 @@ def test_windows_of_different_lengths_count_by_their_tokens() -> None:
     first, second, tokens = zip(*[(original[0], rewired[0], ids[0]) for original, rewired, ids in cases], strict=True)
     kls = [naive(*case)["kl"] for case in cases]
     mean = sum(map(sum, kls)) / 135
-    found = divergence(replay(first), replay(second), tokens)
-    assert (found.tokens, found.kl) == (135, pytest.approx(mean, rel=1e-5))
+    measured = divergence(replay(first), replay(second), tokens)
+    assert (measured.tokens, measured.kl) == (135, pytest.approx(mean, rel=1e-5))
     # of a quotient of two sums over windows (Cochran, Sampling Techniques, 2.11)
     residuals = [sum(window) - len(window) * mean for window in kls]
     error = math.sqrt(3 / 2 * sum(residual**2 for residual in residuals)) / 135
-    assert found.kl_standard_error == pytest.approx(error, rel=1e-4)
+    assert measured.kl_standard_error == pytest.approx(error, rel=1e-4)
 
 
 def test_divergence_is_torchs_and_runs_from_the_original_to_the_other() -> None:
@@ -96,25 +96,25 @@ def test_divergence_is_torchs_and_runs_from_the_original_to_the_other() -> None:
 
 def test_perplexity_is_that_of_the_mean_cross_entropy() -> None:
     original, rewired, tokens = random_case(3, 9, 50)
-    found = divergence(replay(original), replay(rewired), tokens)
-    for logits, perplexity in ((original, found.perplexity_original), (rewired, found.perplexity)):
+    measured = divergence(replay(original), replay(rewired), tokens)
+    for logits, perplexity in ((original, measured.perplexity_original), (rewired, measured.perplexity)):
         loss = F.cross_entropy(logits[:, :-1].double().flatten(0, 1), tokens[:, 1:].flatten())
         assert perplexity == pytest.approx(math.exp(loss), rel=1e-5)
 
 
 def test_a_model_does_not_diverge_from_itself() -> None:
     logits, _, tokens = random_case(2, 140, 40)
-    found = divergence(replay(logits), replay(logits), tokens)
-    assert (found.kl, found.kl_standard_error, found.kl_p95) == (0, 0, 0)
-    assert found.agreement == dict.fromkeys(TOP, 1)
-    assert found.perplexity == found.perplexity_original
+    measured = divergence(replay(logits), replay(logits), tokens)
+    assert (measured.kl, measured.kl_standard_error, measured.kl_p95) == (0, 0, 0)
+    assert measured.agreement == dict.fromkeys(TOP, 1)
+    assert measured.perplexity == measured.perplexity_original
 
 
 def test_what_moves_all_logits_alike_changes_nothing() -> None:
     logits, _, tokens = random_case(2, 10, 40)
-    found = divergence(replay(logits), replay(logits + 5), tokens)
-    assert found.kl == pytest.approx(0, abs=1e-6)
-    assert found.agreement[10] == 1
+    measured = divergence(replay(logits), replay(logits + 5), tokens)
+    assert measured.kl == pytest.approx(0, abs=1e-6)
+    assert measured.agreement[10] == 1
 
 
 def test_logits_of_a_low_precision_are_compared_in_a_high_one() -> None:
@@ -122,24 +122,24 @@ def test_logits_of_a_low_precision_are_compared_in_a_high_one() -> None:
         given.bfloat16() if given.is_floating_point() else given for given in random_case(2, 9, 60)
     )
     expected = naive(original.double(), rewired.double(), tokens)
-    found = divergence(replay(original), replay(rewired), tokens)
-    assert found.kl == pytest.approx(np.mean(expected["kl"]), rel=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(np.mean(expected["losses"][1])), rel=1e-5)
+    measured = divergence(replay(original), replay(rewired), tokens)
+    assert measured.kl == pytest.approx(np.mean(expected["kl"]), rel=1e-5)
+    assert measured.perplexity == pytest.approx(math.exp(np.mean(expected["losses"][1])), rel=1e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [4, 7])
 def test_fewer_tokens_than_are_compared_all_agree(vocabulary: int) -> None:
     original, rewired, tokens = random_case(2, 6, vocabulary)
-    found = divergence(replay(original), replay(rewired), tokens)
-    assert found.agreement[10] == 1
-    assert found.agreement[1] < 1
+    measured = divergence(replay(original), replay(rewired), tokens)
+    assert measured.agreement[10] == 1
+    assert measured.agreement[1] < 1
 
 
 def test_disjoint_predictions_do_not_agree_at_all() -> None:
     tokens = torch.zeros(1, 5, dtype=torch.long)
     rising = torch.arange(40.0).expand(1, 5, 40)
-    found = divergence(replay(rising), replay(-rising), tokens)
-    assert found.agreement == dict.fromkeys(TOP, 0)
+    measured = divergence(replay(rising), replay(-rising), tokens)
+    assert measured.agreement == dict.fromkeys(TOP, 0)
 
 
 class Recorder:

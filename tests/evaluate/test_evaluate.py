@@ -120,7 +120,7 @@ def test_two_ranks_answer_as_one(world: Path, tmp_path: Path) -> None:
     for one, two in zip(alone.tasks, together.tasks, strict=True):
         for name in ("dense", "ladder"):
             assert two.scores[name].value == pytest.approx(one.scores[name].value, rel=1e-4)
-    one, two = (found.divergences[PACKAGED_TEXT.name]["ladder"] for found in (alone, together))
+    one, two = (results.divergences[PACKAGED_TEXT.name]["ladder"] for results in (alone, together))
     assert two.kl == pytest.approx(one.kl, rel=1e-4)
     assert two.perplexity == pytest.approx(one.perplexity, rel=1e-5)
 
@@ -245,7 +245,7 @@ def test_a_perplexity_that_is_five_times_worse_is_told_from_noise() -> None:
     metric = Metric("perplexity", "perplexity", higher_is_better=False)
     original = np.stack([-losses, np.ones(40)], axis=1)
     worse = np.stack([-(losses + generator.gamma(0.8, 2.0, size=40)), np.ones(40)], axis=1)
-    found = delta(metric, original, worse)
+    difference = delta(metric, original, worse)
     assert metric.value(worse.sum(0)) > 3 * metric.value(original.sum(0))
-    assert found.p == pytest.approx(stats.ttest_rel(worse[:, 0], original[:, 0]).pvalue)
-    assert found.p is not None and found.p < 1e-4
+    assert difference.p == pytest.approx(stats.ttest_rel(worse[:, 0], original[:, 0]).pvalue)
+    assert difference.p is not None and difference.p < 1e-4

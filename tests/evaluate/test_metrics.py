@@ -42,9 +42,9 @@ from .harness_metrics import (
     ],
 )
 def test_what_the_harness_logs_becomes_a_quotient(logged: Any, expected: list[float]) -> None:
-    found = pair(logged)
-    assert found == expected
-    assert [type(number) for number in found or ()] == [float, float]
+    numbers = pair(logged)
+    assert numbers == expected
+    assert [type(number) for number in numbers or ()] == [float, float]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_quotients_over_documents_are_the_harnesss(items: list[tuple[float, int]
     sums = np.sum([pair(item) for item in items], axis=0)
     assert BITS.value(sums) == pytest.approx(harness.bits_per_byte(items))
     with np.errstate(over="ignore"):
-        found = WORD_PERPLEXITY.value(sums)
+        value = WORD_PERPLEXITY.value(sums)
     try:
-        assert found == pytest.approx(harness.weighted_perplexity(items))
+        assert value == pytest.approx(harness.weighted_perplexity(items))
     except OverflowError:
-        assert found == math.inf
+        assert value == math.inf
 
 
 followed = st.lists(st.booleans(), min_size=1, max_size=4)

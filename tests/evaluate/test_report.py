@@ -224,12 +224,12 @@ def as_json(value: Any) -> Any:
 def test_results_json_holds_everything_unrounded(tmp_path: Path) -> None:
     whole = results()
     write_report(whole, COMMAND, DATE, tmp_path / "new" / "folder")
-    found = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())
-    assert (found.pop("command"), found.pop("date")) == (COMMAND, DATE)
-    assert found == as_json(asdict(whole))
-    assert set(found) == {field.name for field in fields(Results)}
-    assert found["tasks"][0]["scores"]["dense"] == {"value": 0.681412345, "standard_error": 0.0123, "n": 1500}
-    assert found["divergences"]["prose.txt"]["hybrid"]["kl"] == 0.123456789
+    record = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())
+    assert (record.pop("command"), record.pop("date")) == (COMMAND, DATE)
+    assert record == as_json(asdict(whole))
+    assert set(record) == {field.name for field in fields(Results)}
+    assert record["tasks"][0]["scores"]["dense"] == {"value": 0.681412345, "standard_error": 0.0123, "n": 1500}
+    assert record["divergences"]["prose.txt"]["hybrid"]["kl"] == 0.123456789
 
 
 @pytest.mark.usefixtures("_undrawn")

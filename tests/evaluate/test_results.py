@@ -38,21 +38,21 @@ def right(items: Sequence[int], of: int = 20, filter_name: str = "none") -> list
 def test_results_come_from_items_that_pair_however_they_are_ordered() -> None:
     tasks = [loaded("A", Metric("acc", "mean"), note="differs"), loaded("outputs only", None)]
     logs = {"A": {"dense": right(range(10)), "hybrid": right([*range(5), 19])[::-1]}}
-    [found] = compile_tasks(tasks, logs, ["dense", "hybrid"])
-    assert (found.title, found.task, found.metric, found.shots, found.limit) == ("A", "A_task", "acc", 3, 9)
-    assert (found.note, found.versions) == ("differs", {"A": 2.0})
-    assert {name: score.value for name, score in found.scores.items()} == {"dense": 0.5, "hybrid": 0.3}
-    assert found.deltas["hybrid"].value == pytest.approx(-0.2)
-    assert found.deltas["hybrid"].p == pytest.approx(2 * 7 / 64), "5 lost, 1 gained"
-    assert found.significant == {"hybrid": False}
+    [result] = compile_tasks(tasks, logs, ["dense", "hybrid"])
+    assert (result.title, result.task, result.metric, result.shots, result.limit) == ("A", "A_task", "acc", 3, 9)
+    assert (result.note, result.versions) == ("differs", {"A": 2.0})
+    assert {name: score.value for name, score in result.scores.items()} == {"dense": 0.5, "hybrid": 0.3}
+    assert result.deltas["hybrid"].value == pytest.approx(-0.2)
+    assert result.deltas["hybrid"].p == pytest.approx(2 * 7 / 64), "5 lost, 1 gained"
+    assert result.significant == {"hybrid": False}
 
 
 def test_only_the_filter_that_is_asked_for_counts() -> None:
     tasks = [loaded("A", Metric("acc", "mean"), "strict-match")]
     logs = [*right(range(20), filter_name="flexible"), *right(range(5), filter_name="strict-match")]
-    [found] = compile_tasks(tasks, {"A": {"dense": logs}}, ["dense"])
-    assert (found.scores["dense"].value, found.scores["dense"].n) == (0.25, 20)
-    assert found.metric == "acc,strict-match"
+    [result] = compile_tasks(tasks, {"A": {"dense": logs}}, ["dense"])
+    assert (result.scores["dense"].value, result.scores["dense"].n) == (0.25, 20)
+    assert result.metric == "acc,strict-match"
 
 
 def test_verdicts_are_over_all_tasks_of_a_model_and_each_model_alone() -> None:
@@ -64,12 +64,12 @@ def test_verdicts_are_over_all_tasks_of_a_model_and_each_model_alone() -> None:
         "B": {"dense": before, "hybrid": after, "tuned": after},
     }
     alone = compile_tasks(tasks[1:], logs, ["dense", "hybrid"])
-    assert [found.significant for found in alone] == [{"hybrid": True}]
+    assert [result.significant for result in alone] == [{"hybrid": True}]
     together = compile_tasks(tasks, logs, ["dense", "hybrid", "tuned"])
-    assert [found.significant for found in together] == [{"hybrid": False, "tuned": True}] * 2
+    assert [result.significant for result in together] == [{"hybrid": False, "tuned": True}] * 2
     logs["B"]["tuned"] = before
     together = compile_tasks(tasks, logs, ["dense", "hybrid", "tuned"])
-    assert [found.significant["tuned"] for found in together] == [True, False], "each task has its own"
+    assert [result.significant["tuned"] for result in together] == [True, False], "each task has its own"
 
 
 def test_the_average_is_over_shares_that_should_be_high() -> None:
@@ -82,13 +82,13 @@ def test_the_average_is_over_shares_that_should_be_high() -> None:
         for value, error in ((0.4, 0.04), (0.8, None))
     ]
     lower = replace(MMLU, higher_is_better=False)
-    found = average_of([*accuracies, lower, PERPLEXITY], ["dense", "hybrid"])
-    assert found is not None
-    assert found.tasks == 2
-    assert found.values == pytest.approx({"dense": 0.6, "hybrid": 0.3})
-    assert found.deltas == pytest.approx({"hybrid": -0.3})
-    assert found.standard_errors == {"dense": pytest.approx(math.hypot(0.03, 0.03) / 2), "hybrid": None}
-    assert found.delta_standard_errors == {"hybrid": pytest.approx(math.hypot(0.01, 0.01) / 2)}
+    average = average_of([*accuracies, lower, PERPLEXITY], ["dense", "hybrid"])
+    assert average is not None
+    assert average.tasks == 2
+    assert average.values == pytest.approx({"dense": 0.6, "hybrid": 0.3})
+    assert average.deltas == pytest.approx({"hybrid": -0.3})
+    assert average.standard_errors == {"dense": pytest.approx(math.hypot(0.03, 0.03) / 2), "hybrid": None}
+    assert average.delta_standard_errors == {"hybrid": pytest.approx(math.hypot(0.01, 0.01) / 2)}
 
 
 def test_one_share_has_no_average() -> None:

@@ -48,8 +48,8 @@ def documents(name: str) -> Callable[[int, random.Random], tuple[list[Item], lis
     def answer(n: int, generator: random.Random) -> tuple[list[Item], list[Item]]:
         words = [generator.randint(5, 400) for _ in range(n)]
         original = [-count * generator.uniform(1.0, 3.0) for count in words]
-        other = [found * generator.uniform(1.0, 1.2) for found in original]
-        before, after = ([{name: logged} for logged in zip(found, words, strict=True)] for found in (original, other))
+        other = [value * generator.uniform(1.0, 1.2) for value in original]
+        before, after = ([{name: logged} for logged in zip(values, words, strict=True)] for values in (original, other))
         return before, after
 
     return answer
@@ -94,19 +94,19 @@ def test_the_paired_standard_error_is_that_of_resampled_items(metric: Metric, an
         before, after = [original[item] for item in drawn], [other[item] for item in drawn]
         return harness_value(metric, after) - harness_value(metric, before)
 
-    found = delta(metric, parts_of(metric, original), parts_of(metric, other))
+    ours = delta(metric, parts_of(metric, original), parts_of(metric, other))
     monte_carlo = 1 / math.sqrt(2 * 1000)  # the relative error of a standard deviation of 1000 draws
-    assert found.standard_error == pytest.approx(bootstrap(difference, 120), rel=4 * monte_carlo)
-    assert found.value == pytest.approx(harness_value(metric, other) - harness_value(metric, original))
+    assert ours.standard_error == pytest.approx(bootstrap(difference, 120), rel=4 * monte_carlo)
+    assert ours.value == pytest.approx(harness_value(metric, other) - harness_value(metric, original))
 
 
 @each_kind
 def test_a_models_own_standard_error_is_that_of_resampled_items(metric: Metric, answer: Callable[..., Any]) -> None:
     items, _ = answer(120, random.Random(2))
-    found = score(metric, parts_of(metric, items))
+    scored = score(metric, parts_of(metric, items))
     expected = bootstrap(lambda drawn: harness_value(metric, [items[item] for item in drawn]), 120)
-    assert found.standard_error == pytest.approx(expected, rel=4 / math.sqrt(2 * 1000))
-    assert (found.value, found.n) == (pytest.approx(harness_value(metric, items)), 120)
+    assert scored.standard_error == pytest.approx(expected, rel=4 / math.sqrt(2 * 1000))
+    assert (scored.value, scored.n) == (pytest.approx(harness_value(metric, items)), 120)
 
 
 @each_kind
@@ -135,27 +135,27 @@ def test_a_perplexitys_standard_error_agrees_with_the_delta_method() -> None:
 
 
 def test_a_shares_standard_error_is_the_textbooks() -> None:
-    found = score(ACC, parts_of(ACC, [{"acc": 1.0}] * 30 + [{"acc": 0.0}] * 20))
-    assert found.value == 0.6
-    assert found.standard_error == pytest.approx(math.sqrt(0.6 * 0.4 / 49))
+    scored = score(ACC, parts_of(ACC, [{"acc": 1.0}] * 30 + [{"acc": 0.0}] * 20))
+    assert scored.value == 0.6
+    assert scored.standard_error == pytest.approx(math.sqrt(0.6 * 0.4 / 49))
 
 
 @each_kind
 def test_one_item_gives_no_standard_error_and_no_verdict(metric: Metric, answer: Callable[..., Any]) -> None:
     before, after = (parts_of(metric, items) for items in answer(1, random.Random(6)))
     assert score(metric, before).standard_error is None
-    found = delta(metric, before, after)
-    assert found.standard_error is None
-    assert found.p in (None, 1.0), "McNemar's test has a p here, which says nothing"
-    assert significant([found]) == [False]
+    difference = delta(metric, before, after)
+    assert difference.standard_error is None
+    assert difference.p in (None, 1.0), "McNemar's test has a p here, which says nothing"
+    assert significant([difference]) == [False]
 
 
 @each_kind
 def test_identical_answers_are_no_difference(metric: Metric, answer: Callable[..., Any]) -> None:
     parts = parts_of(metric, answer(25, random.Random(8))[0])
-    found = delta(metric, parts, parts)
-    assert (found.value, found.standard_error, found.p) == (0, 0, 1)
-    assert significant([found]) == [False]
+    difference = delta(metric, parts, parts)
+    assert (difference.value, difference.standard_error, difference.p) == (0, 0, 1)
+    assert significant([difference]) == [False]
 
 
 # p values
@@ -250,8 +250,8 @@ def closed_test(p_values: Sequence[float]) -> list[bool]:
     """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that it is in: what Holm is short for."""
     everything = range(len(p_values))
     sets = [chosen for size in range(1, len(p_values) + 1) for chosen in combinations(everything, size)]
-    kept = [chosen for chosen in sets if min(p_values[index] for index in chosen) > LEVEL / len(chosen)]
-    return [not any(index in chosen for chosen in kept) for index in everything]
+    not_rejected = [chosen for chosen in sets if min(p_values[index] for index in chosen) > LEVEL / len(chosen)]
+    return [not any(index in chosen for chosen in not_rejected) for index in everything]
 
 
 def verdicts(p_values: Iterable[float | None]) -> list[bool]:

@@ -75,8 +75,8 @@ def test_every_published_row_is_whole(name: str) -> None:
 def test_rows_average_to_what_the_paper_published(name: str, row: str, published: float) -> None:
     """A typo in one of a row's numbers would show."""
     paper = load_paper(name)
-    found = paper.average(row, paper.columns)
-    assert found is not None and abs(found - published) <= 0.005 + 1e-9
+    average = paper.average(row, paper.columns)
+    assert average is not None and abs(average - published) <= 0.005 + 1e-9
 
 
 def test_an_average_is_over_the_columns_asked_for_and_without_perplexities() -> None:
