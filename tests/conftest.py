@@ -1,4 +1,4 @@
-"""What every test may use: one thread, a tiny Llama, and the real one."""
+"""Fixtures of all tests: one thread, tiny Llamas, a small text, and the real SmolLM2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tensor-parallel tests share: models on several ranks, and a record of what the ranks say to each other."""
+"""Helpers of the tensor-parallel tests: models on several ranks, and a record of what the ranks say to each other."""
 
 from __future__ import annotations
 

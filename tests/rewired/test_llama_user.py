@@ -1,4 +1,4 @@
-"""What a Llama user expects keeps working, for every wiring."""
+"""Everything a Llama user expects keeps working, for every wiring."""
 
 from __future__ import annotations
 

