@@ -42,13 +42,13 @@ def digest(file: Path) -> str:
     known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
     if known.is_file():
         return known.read_text()
-    found = sha256(file)
+    checksum = sha256(file)
     known.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
         written = Path(scratch) / known.name
-        written.write_text(found)
+        written.write_text(checksum)
         written.replace(known)
-    return found
+    return checksum
 
 
 def sha256(file: Path) -> str:

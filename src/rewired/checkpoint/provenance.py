@@ -1,4 +1,4 @@
-"""The original of a checkpoint whose weights changed: recorded in its config, and found again by that record."""
+"""The original of a checkpoint whose weights changed: recorded in its config, and looked up by that record."""
 
 from __future__ import annotations
 
