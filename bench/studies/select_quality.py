@@ -20,7 +20,8 @@ from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.refit.run import ALGORITHM_VERSION
-from rewired.select.select import SelectRequest, select
+from rewired.select.request import SelectRequest
+from rewired.select.select import select
 from rewired.sources import checkpoint_folder
 
 RESULT = FOLDER / "selected.jsonl"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rewired.select.request import SelectRequest
 from rewired.select.scores import Score
-from rewired.select.select import SelectRequest, select
+from rewired.select.select import select
 
 TOKENS = 4096
 
@@ -16,4 +17,4 @@ def ask(text: Path, wiring: str = "ladder", **changes: Any) -> SelectRequest:
 
 
 def scored(dense: Path, text: Path, out: Path, wiring: str = "ladder", **changes: Any) -> dict[int, Score]:
-    return select(str(dense), out, ask(text, wiring, **changes)).kept.read(wiring)
+    return select(str(dense), out, ask(text, wiring, **changes)).cache.read(wiring)

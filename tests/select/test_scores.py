@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rewired.select.scores import Kept, Score
-from rewired.select.select import SelectRequest, select
+from rewired.select.request import SelectRequest
+from rewired.select.scores import Score, ScoreCache
+from rewired.select.select import select
 from tests.convert.checkpoints import broken_copy
 from tests.select.asking import ask, scored
 
@@ -60,7 +61,7 @@ def test_an_interrupted_scoring_goes_on(dense: Path, text: Path, tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         select(str(dense), tmp_path / "choice", ask(text), on_score=stop_after_one)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
-    resumed = select(str(dense), tmp_path / "choice", ask(text), on_score=stop_after_one).kept.read("ladder")
+    resumed = select(str(dense), tmp_path / "choice", ask(text), on_score=stop_after_one).cache.read("ladder")
     assert heard == [0, 1, 2, 3]
     (tmp_path / "cache").rename(tmp_path / "old")
     assert scored(dense, text, tmp_path / "again") == resumed
@@ -96,7 +97,7 @@ def test_an_interrupted_measurement_may_be_given_up(dense: Path, text: Path, tmp
 
 def test_two_runs_keep_each_others_scores() -> None:
     """Whenever they write."""
-    runs = Kept({}, 100), Kept({}, 100)
+    runs = ScoreCache({}, 100), ScoreCache({}, 100)
     assert all(run.read("ladder") == {} for run in runs)
 
     def add(number: int) -> None:
@@ -105,14 +106,14 @@ def test_two_runs_keep_each_others_scores() -> None:
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(add, range(2)))
-    assert Kept({}, 100).read("ladder") == {layer: Score(0.1 * layer, 0.2) for layer in range(99)}
+    assert ScoreCache({}, 100).read("ladder") == {layer: Score(0.1 * layer, 0.2) for layer in range(99)}
 
 
 def test_neighbours_that_mend_each_other_are_no_cheaper_for_it() -> None:
-    kept = Kept({"test": "a price"}, 3)
+    cache = ScoreCache({"test": "a price"}, 3)
     for layer, score in enumerate((Score(0.2, 0.3), Score(0.2, 0.5), Score(0.1, None))):
-        kept.add("ladder", layer, score)
-    price = kept.price(["ladder"])
+        cache.add("ladder", layer, score)
+    price = cache.price(["ladder"])
     assert price.of(("ladder", "ladder", "standard")) == pytest.approx(0.4), "not 0.3"
     assert price.of(("standard", "ladder", "ladder")) == pytest.approx(0.5)
 
@@ -136,15 +137,15 @@ def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path:
     ],
 )
 def test_a_broken_cache_is_said(content: str, dense: Path, text: Path, tmp_path: Path) -> None:
-    kept = select(str(dense), tmp_path / "choice", ask(text)).kept
-    (kept.folder / "ladder.json").write_text(content)
+    cache = select(str(dense), tmp_path / "choice", ask(text)).cache
+    (cache.folder / "ladder.json").write_text(content)
     with pytest.raises(ValueError, match=r"ladder.json is broken .*: remove it, and what it held is scored again"):
         select(str(dense), tmp_path / "again", ask(text))
 
 
 def test_a_broken_measurement_is_said(dense: Path, text: Path, tmp_path: Path) -> None:
-    kept = select(str(dense), tmp_path / "choice", ask(text, measure=True)).kept
-    for path in kept.folder.glob("measured-*.json"):
+    cache = select(str(dense), tmp_path / "choice", ask(text, measure=True)).cache
+    for path in cache.folder.glob("measured-*.json"):
         path.write_text('{"converted": "a", "refitted": 1.0, "standard_error": null}')
     with pytest.raises(ValueError, match=r"measured-.*.json is broken .*: remove it"):
         select(str(dense), tmp_path / "again", ask(text, measure=True))

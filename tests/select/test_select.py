@@ -55,7 +55,7 @@ def test_scores_are_what_refits_of_these_layers_alone_tell(
 
 
 def test_wirings_that_are_scored_together_score_as_alone(dense: Path, text: Path, tmp_path: Path) -> None:
-    together = select(str(dense), tmp_path / "mix", ask(text, "mix", budget=None, exposed=4)).kept
+    together = select(str(dense), tmp_path / "mix", ask(text, "mix", budget=None, exposed=4)).cache
     (tmp_path / "cache").rename(tmp_path / "old")
     assert scored(dense, text, tmp_path / "alone", "ladder-peek") == together.read("ladder-peek")
 
@@ -63,7 +63,7 @@ def test_wirings_that_are_scored_together_score_as_alone(dense: Path, text: Path
 def test_the_choice_is_the_best_pair_of_layers(dense: Path, text: Path, tmp_path: Path) -> None:
     """Of which neighbours may cost more than both alone, and count no less."""
     done = select(str(dense), tmp_path / "choice", ask(text))
-    scores = done.kept.read("ladder")
+    scores = done.cache.read("ladder")
     sums = {
         (one, other): max(scores[one].single + scores[other].single, (scores[one].pair or 0.0) * (other == one + 1))
         for one in range(4)
@@ -104,7 +104,7 @@ def test_a_mix_waits_for_no_more_than_it_may(exposed: int, dense: Path, text: Pa
     checkpoint = Checkpoint.open(out)
     table = LayerTable.of(checkpoint.wiring, 4, "float32")
     assert table.total.exposed == done.candidates[0].exposed <= exposed
-    price = done.kept.price(NAMES["mix"])
+    price = done.cache.price(NAMES["mix"])
     choices = product((STANDARD, *NAMES["mix"]), repeat=4)
     assert price.of(done.choice) == pytest.approx(min(price.of(one) for one in choices if waits(one) <= exposed))
 
@@ -112,9 +112,9 @@ def test_a_mix_waits_for_no_more_than_it_may(exposed: int, dense: Path, text: Pa
 def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: Path) -> None:
     """Made the worst one: the last layer is scored as costing most."""
     request = ask(text, budget=1)
-    kept = select(str(dense), tmp_path / "choice", request).kept
-    kept.add("ladder", 3, Score(9.0, None))
-    kept.add("ladder", 0, Score(0.0, 1.0))
+    cache = select(str(dense), tmp_path / "choice", request).cache
+    cache.add("ladder", 3, Score(9.0, None))
+    cache.add("ladder", 0, Score(0.0, 1.0))
     done = select(str(dense), tmp_path / "again", request)
     assert [(each.name, each.wiring[0]["layers"]) for each in done.candidates] == [
         ("chosen", "0-1"),

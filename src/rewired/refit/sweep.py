@@ -17,14 +17,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rewired.evaluate.divergence import Divergence, divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
-from rewired.model.residual_stream import PeekGain, ResidualStream
+from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import Shards
-from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.model.wiring import Wiring
 
 from .activation_store import ActivationStore, on_device
 from .calibration import Calibration
 from .fitting import Batch, Fit, Fitter
+from .layers import Layers
 from .refit_module import RefitModule
 from .weights import Finished, FinishedLayer, Weights
 
@@ -55,7 +55,7 @@ class Sweep:
         fitter: Fitter | None = None,
     ) -> None:
         self.config, self.weights, self.calibration = config, weights, calibration
-        self.dtype = getattr(torch, dtype) if dtype else None
+        self.layers = Layers(config, weights, getattr(torch, dtype) if dtype else None)
         self.store, self.gains, self.matrices = store, gains, matrices
         self.fitter = fitter or Fitter()
         self.device = weights.device
@@ -117,7 +117,7 @@ class Sweep:
 
         What it writes last stays in flight: a rewired layer that follows may not wait for it.
         """
-        layer = self._layer(index, self.wirings[index], self.weights.layer(index))
+        layer = self.layers.build(index, self.wirings[index], self.weights.layer(index))
         started = self._now()
         for number, batch in enumerate(batches):
             stream = batch.refitted
@@ -134,9 +134,11 @@ class Sweep:
         """Layer `index` fitted, or as it is `known`: its tensors that changed, and how well each module fits."""
         source = self.weights.layer(index)
         both = (self.dense_wirings, self.wirings)
-        original, converted = (self._layer(index, wirings[index], source) for wirings in both)
+        original, converted = (self.layers.build(index, wirings[index], source) for wirings in both)
         start = source | _to(known.tensors, self.device) if known else self.fitter.start(index, source)
-        refitted = self._layer(index, self.wirings[index], {name: tensor.clone() for name, tensor in start.items()})
+        refitted = self.layers.build(
+            index, self.wirings[index], {name: tensor.clone() for name, tensor in start.items()}
+        )
         fits = list(known.fits) if known else []
         for is_mlp in (False, True):
             self.fitter.before_module(batches)
@@ -144,13 +146,13 @@ class Sweep:
             self._step_converted(RefitModule(converted, is_mlp), batches)
             module = RefitModule(refitted, is_mlp)
             is_fitted = known is None and self._fits(index)[is_mlp]
-            fits += self._step_refitted(index, module, batches, partial(self._round, index, refitted), is_fitted)
-        return self._changed(index, refitted, source), fits
+            fits += self._step_refitted(index, module, batches, partial(self.layers.round, index, refitted), is_fitted)
+        return self.layers.changed(index, refitted, source), fits
 
     @torch.no_grad()
     def advance(self, index: int, streams: Sequence[ResidualStream]) -> list[ResidualStream]:
         """`streams` after layer `index`, as the original has it."""
-        layer = self._layer(index, self.dense_wirings[index], self.weights.layer(index))
+        layer = self.layers.build(index, self.dense_wirings[index], self.weights.layer(index))
         for is_mlp in (False, True):
             module = RefitModule(layer, is_mlp)
             streams = [self.store.put_stream(self._step(module, stream)) for stream in streams]
@@ -163,22 +165,6 @@ class Sweep:
     def _fits(self, index: int) -> list[bool]:
         """Whether the attention of layer `index` is fitted, and whether its MLP is."""
         return [self.fitter.fits(index, wiring) for wiring in self.wirings[index]]
-
-    def _layer(
-        self, index: int, wirings: tuple[ModuleWiring, ModuleWiring], tensors: dict[str, torch.Tensor]
-    ) -> RewiredLlamaDecoderLayer:
-        with torch.device("meta"):
-            layer = RewiredLlamaDecoderLayer(self.config, index, *wirings)
-        wanted = layer.state_dict().keys()
-        tensors = {name: tensor for name, tensor in (self._gains(layer) | tensors).items() if name in wanted}
-        layer.load_state_dict(tensors, assign=True)
-        return layer.requires_grad_(False).eval()
-
-    def _gains(self, layer: RewiredLlamaDecoderLayer) -> dict[str, torch.Tensor]:
-        """The gains that a model begins with, where the source has none."""
-        shape = (self.config.tp_shards, self.config.hidden_size)
-        gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
-        return {f"{name}.weight": torch.full(shape, gain.initial, device=self.device) for name, gain in gains.items()}
 
     def _step_original(self, module: RefitModule, batches: Sequence[Batch]) -> None:
         started = self._now()
@@ -239,26 +225,6 @@ class Sweep:
         """
         missing = original.to(self.device) - stream.total(self.shards)
         return stream._replace(settled=stream.settled + self.fitter.teacher_share * missing)
-
-    def _round(self, index: int, layer: RewiredLlamaDecoderLayer) -> None:
-        for name, parameter in layer.named_parameters():
-            parameter.copy_(parameter.to(self._stored(index, name)))
-
-    def _changed(
-        self, index: int, layer: RewiredLlamaDecoderLayer, source: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """The tensors of `layer` that differ from the source's, in the dtype that they are stored in."""
-        before = self._gains(layer) | source
-        return {
-            name: tensor.to(self._stored(index, name))
-            for name, tensor in layer.state_dict().items()
-            if not torch.equal(tensor, before[name])
-        }
-
-    def _stored(self, index: int, name: str) -> torch.dtype:
-        """The dtype that a tensor of layer `index` is stored in; of a new gain that of the layer's matrices."""
-        names = (name, "mlp.down_proj.weight")
-        return self.dtype or next(dtype for name in names if (dtype := self.weights.dtype(index, name)))
 
     @torch.no_grad()
     def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:

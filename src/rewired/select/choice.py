@@ -1,4 +1,4 @@
-"""Which layers to rewire, and how: the choice that costs least quality within a budget of communication."""
+"""The choice of layers to rewire, and how, that costs least quality within a budget of communication."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from rewired.model.regions import parse_regions
 from rewired.text import MIX
 
 if TYPE_CHECKING:
+    from .request import SelectRequest
     from .scores import Score
-    from .select import Candidate, Selection, SelectRequest
+    from .select import Candidate, Selection
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -41,7 +42,7 @@ def _select(
     text: Annotated[
         str, typer.Option(help="What to score on: as convert's --refit; by default a packaged mix of prose and chat.")
     ] = MIX,
-    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens of it; one in eight only judges.")] = 16_384,
+    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens of it; one in eight is held out.")] = 16_384,
     tp_shards: Annotated[
         int | None, typer.Option(metavar="R", help="Logical shards; default 8, or the largest number below.")
     ] = None,
@@ -69,7 +70,8 @@ def _select(
     """
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
     with sentences("rewired select", interrupted), _Progress() as progress:
-        from .select import SelectRequest, select
+        from .request import SelectRequest
+        from .select import select
         from .wirings import NAMES
 
         request = SelectRequest(wiring, budget, exposed, tp_shards, text, tokens, spill, measure)
@@ -134,7 +136,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     for heading in ("layer", *names, "chosen"):
         grid.add_column(heading, justify="right")
     for layer, own in enumerate(done.choice):
-        scores = (f"{done.kept.read(name)[layer].single:.4f}" for name in names)
+        scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
         grid.add_row(str(layer), *scores, "" if own == "standard" else own)
     console.print(grid)
     grid = Table("", "layers", "waited for\na token", "price", "KL\nconverted", "refitted")
@@ -149,7 +151,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     if chosen and last and chosen.refitted > last.refitted:
         console.print(f"Measured, {done.candidates[-1].name} are better: score on more --tokens.", highlight=False)
     console.print(
-        f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, which also judged each fit. "
+        f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, held out to choose each fit. "
         f"{done.out} holds the scores, a plot and the choice. To make it:\n    {command}",
         soft_wrap=True,
         highlight=False,
@@ -157,8 +159,8 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
 
 
 def _kls(candidate: Candidate) -> tuple[str, str]:
-    found = candidate.measured
-    if found is None:
+    measured = candidate.measured
+    if measured is None:
         return "", ""
-    error = "" if found.standard_error is None else f" ± {found.standard_error:.4f}"
-    return f"{found.converted:.4f}", f"{found.refitted:.4f}{error}"
+    error = "" if measured.standard_error is None else f" ± {measured.standard_error:.4f}"
+    return f"{measured.converted:.4f}", f"{measured.refitted:.4f}{error}"

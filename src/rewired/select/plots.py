@@ -1,4 +1,4 @@
-"""A picture of scores: what each layer costs, and which were chosen."""
+"""The plot of scores: what each layer costs, and which layers were chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers scored one after another: each rewired alone and with the next one, refitted, the rest as in the original."""
+"""The scorer of layers: each rewired alone and with the next one, refitted, the rest as in the original."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rewired.refit.run import model_config
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Weights
 
-from .scores import Kept, Score
+from .scores import Score, ScoreCache
 from .wirings import WIRINGS
 
-OnScore = Callable[[str, int, int, Score], None]  # hears of a wiring, the layer scored, and how many layers there are
+OnScore = Callable[[str, int, int, Score], None]  # called with a wiring, the layer scored, and the number of layers
 
 
 class Scorer:
@@ -40,18 +40,18 @@ class Scorer:
         self.layers = int(config["num_hidden_layers"])
         self.dense = self._sweep([])
 
-    def run(self, names: Sequence[str], kept: Kept, on_score: OnScore) -> None:
-        """Add to `kept` what it lacks of the wirings `names`."""
-        missing = [[name for name in names if layer not in kept.read(name)] for layer in range(self.layers)]
+    def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore) -> None:
+        """Add to `cache` the scores of the wirings `names` that it lacks."""
+        missing = [[name for name in names if layer not in cache.read(name)] for layer in range(self.layers)]
         if not any(missing):
             return
         batches = self.dense.start()
-        originals = self._finish({0: _judging(batches)})
+        originals = self._finish({0: _measured(batches)})
         before = batches  # the layer before: the update that it leaves in flight is what a rewired one may not wait for
         for layer in range(max(layer for layer, lacking in enumerate(missing) if lacking) + 1):
             if missing[layer]:
                 for name, score in self._score(layer, missing[layer], before, originals):
-                    kept.add(name, layer, score)
+                    cache.add(name, layer, score)
                     on_score(name, layer, self.layers, score)
             before = list(batches)
             self.dense.pass_layer(layer, batches)
@@ -69,7 +69,7 @@ class Scorer:
                 sweep.pass_layer(layer - 1, batches)
             for index in (layer, *following):
                 sweep.fit_layer(index, batches)
-                streams[index + 1] += _judging(batches)
+                streams[index + 1] += _measured(batches)
         ends, width = self._finish(streams), len(originals)
         kls = [self._kl(layer, originals, ends[start : start + width]) for start in range(0, len(ends), width)]
         pairs: Sequence[float | None] = kls[len(names) :] or [None] * len(names)
@@ -94,5 +94,5 @@ class Scorer:
         return Sweep(config, self.weights, self.calibration, None, self.store, gains=False, matrices=True)
 
 
-def _judging(batches: Sequence[Batch]) -> list[ResidualStream]:
+def _measured(batches: Sequence[Batch]) -> list[ResidualStream]:
     return [batch.refitted for batch in batches if batch.is_measured]

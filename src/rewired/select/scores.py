@@ -1,4 +1,4 @@
-"""What rewiring a layer costs in quality, and where that is kept."""
+"""Scores: what rewiring a layer costs in quality, and the cache of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Score:
     pair: float | None  # of the layer and the next one; None for the last
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no KL."""
+        """Raises ValueError for numbers that are no KL."""
         _check_finite(self.single, 0.0 if self.pair is None else self.pair)
 
 
@@ -40,15 +40,14 @@ class Measured:
     standard_error: float | None  # of `refitted`
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no KL."""
+        """Raises ValueError for numbers that are no KL."""
         _check_finite(self.converted, self.refitted, 0.0 if self.standard_error is None else self.standard_error)
 
 
-class Kept:
-    """The scores of one model on one text, and what was measured of choices: JSON files in the user's cache.
+class ScoreCache:
+    """The scores of one model on one text, and the measurements of its choices: JSON files in the user's cache.
 
-    `settings` say which model and which text. A file for each wiring grows with every one of its `layers` that is
-    scored.
+    `settings` identify the model and the text. The file of a wiring grows with each of its `layers` that is scored.
     """
 
     def __init__(self, settings: Mapping[str, Any], layers: int) -> None:
@@ -66,13 +65,13 @@ class Kept:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.scores.pop(wiring, None)  # another run may have added some, too
+            self.scores.pop(wiring, None)  # another run may have added some
             self.read(wiring)[layer] = score
             self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
 
     def measured(self, entries: Sequence[Mapping[str, Any]]) -> Measured | None:
-        """Of the choice with these wiring entries, if it was measured."""
-        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda found: Measured(**found))
+        """The measurement of the choice with these wiring entries, if there is one."""
+        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda numbers: Measured(**numbers))
 
     def add_measured(self, entries: Sequence[Mapping[str, Any]], measured: Measured) -> None:
         self._write(f"measured-{_digest(entries)}.json", asdict(measured))
@@ -94,9 +93,9 @@ class Kept:
         assert one.pair is not None, "only the last layer has no neighbour"
         return max(0.0, one.pair - one.single - other.single)
 
-    def _scores(self, found: dict[str, dict[str, float]]) -> dict[int, Score]:
-        """As they were written. Raises ValueError for those of other layers than the model has."""
-        scores = {int(layer): Score(**score) for layer, score in found.items()}
+    def _scores(self, written: dict[str, dict[str, float]]) -> dict[int, Score]:
+        """Scores as they were written. Raises ValueError for layers that the model has not."""
+        scores = {int(layer): Score(**score) for layer, score in written.items()}
         for layer, score in scores.items():
             if not 0 <= layer < self.layers or (score.pair is None) != (layer == self.layers - 1):
                 raise ValueError(f"layer {layer} cannot have {score}")

@@ -1,4 +1,4 @@
-"""Which layers to rewire: scored after a refit, chosen within a budget, and measured beside the papers' choice."""
+"""The selection of layers: scored after a refit, chosen within a budget, measured beside the papers' choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +19,22 @@ from rewired.convert import destination
 from rewired.ranks import choose_device
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
-from rewired.refit.request import RefitRequest, check_fitting
+from rewired.refit.request import RefitRequest
 from rewired.refit.run import ALGORITHM_VERSION, explain_oom, load_text, refit
 from rewired.refit.weights import Weights, discard
-from rewired.sources import Source, checkpoint_folder, find_source
-from rewired.text import MIX
-from rewired.text.documents import check
+from rewired.sources import checkpoint_folder, find_source
+from rewired.text.documents import check as check_text
 
 from .choice import STANDARD, Choice, choose
 from .plots import draw
+from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, Scorer
-from .scores import Kept, Measured
-from .wirings import NAMES, entries, exposed, exposures, last, least_exposed
+from .scores import Measured, ScoreCache
+from .wirings import NAMES, entries, exposed, exposures, last
 
 _FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
 
-OnLayer = Callable[[str, int, int], None]  # hears of a candidate that is refitted, the layer done, how many there are
-
-
-@dataclass(frozen=True)
-class SelectRequest:
-    """How many layers to rewire as `wiring`, or how many all-reduces a token may wait for; and what to score on."""
-
-    wiring: str = "ladder"  # one of NAMES
-    budget: int | None = None  # layers
-    exposed: int | None = None  # all-reduces a token
-    tp_shards: int | None = None
-    text: str = MIX
-    tokens: int = 16_384
-    spill: Path | None = None
-    measure: bool = True
+OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Selection:
     out: Path
     tp_shards: int
     calibration: Calibration
-    kept: Kept
+    cache: ScoreCache
     choice: Choice
     candidates: list[Candidate]  # what was chosen, and what the papers take at the same budget
 
@@ -85,16 +70,16 @@ def select(
 ) -> Selection:
     """Score the layers of `source`, choose, measure, and write scores, choice and plot to the folder `out`.
 
-    Scores and measurements are kept in the user's cache: another budget needs no second scoring, and an interrupted one
-    goes on. Raises ValueError with one sentence for what is unfit.
+    Scores and measurements stay in the user's cache: another budget needs no second scoring, and an interrupted one is
+    resumed. Raises ValueError with one sentence for a request or a model that does not fit.
     """
-    _check(request)
-    found = find_source(source, revision)
-    target = Path(out) if out else Path(_default_name(found, request))
-    _check_free(target, found.folder, force)
+    check(request)
+    dense = find_source(source, revision)
+    target = Path(out) if out else Path(default_name(dense, request))
+    _check_free(target, dense.folder, force)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        tp_shards = _check_fits(request, Checkpoint.open(found.preview(Path(scratch))))
-    check(request.text)
+        tp_shards = check_fits(request, Checkpoint.open(dense.preview(Path(scratch))))
+    check_text(request.text)
     with destination.staged_folder(target) as staging:
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
@@ -105,53 +90,11 @@ def select(
             candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
-        selection = Selection(target, tp_shards, job.calibration, job.kept, choice, candidates)
+        selection = Selection(target, tp_shards, job.calibration, job.cache, choice, candidates)
         _write(selection, source, revision, request, staging)
-        _check_free(target, found.folder, force)  # it took time: something may have come there
+        _check_free(target, dense.folder, force)  # it took time: something may be there now
         discard(job.work)
     return selection
-
-
-def _check(request: SelectRequest) -> None:
-    try:
-        import matplotlib  # noqa: F401 - for the plot, hours later
-    except ImportError:
-        raise ValueError("A selection draws a plot, and matplotlib is not installed: pip install matplotlib.") from None
-    if request.wiring not in NAMES:
-        near = get_close_matches(request.wiring, NAMES, n=1, cutoff=0.85)
-        raise ValueError(
-            f"Layers cannot be selected for a wiring '{request.wiring}': "
-            + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(NAMES)}.")
-        )
-    if (request.budget is None) == (request.exposed is None):
-        raise ValueError(
-            "Say what the choice may take: --budget N, the layers to rewire, or --exposed N, the all-reduces that a "
-            "token waits for."
-        )
-    if request.wiring == "mix" and request.exposed is None:
-        raise ValueError("'mix' chooses among wirings that save differently: give it --exposed instead of --budget.")
-    check_fitting("--tokens", request.tokens, request.spill)
-
-
-def _check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
-    """The number of shards to score for. Raises ValueError where the model has no choice within the budget."""
-    if checkpoint.is_rewired:
-        raise ValueError(
-            f"{checkpoint.folder} is rewired already: layers are selected of a dense Llama, the one it was made from."
-        )
-    layers = checkpoint.shape.num_hidden_layers
-    if request.budget is not None and not 1 <= request.budget <= layers:
-        raise ValueError(f"--budget {request.budget} does not fit: the model has {layers} layers.")
-    if request.exposed is not None:
-        least = least_exposed(layers, NAMES[request.wiring])
-        if not least <= request.exposed < 2 * layers:
-            raise ValueError(
-                f"--exposed {request.exposed} does not fit: a token of the dense model waits for {2 * layers} "
-                f"all-reduces, and with all layers {' or '.join(NAMES[request.wiring])} for {least}."
-            )
-    tp_shards = checkpoint.shape.default_shards() if request.tp_shards is None else request.tp_shards
-    checkpoint.shape.check_shards(tp_shards)
-    return tp_shards
 
 
 def _check_free(out: Path, source: Path | None, force: bool) -> None:
@@ -167,13 +110,8 @@ def _check_free(out: Path, source: Path | None, force: bool) -> None:
         )
 
 
-def _default_name(source: Source, request: SelectRequest) -> str:
-    amount = f"{request.budget}" if request.budget is not None else f"{request.exposed}-exposed"
-    return f"{source.name}-select-{request.wiring}-{amount}"
-
-
 class _Job:
-    """The model at hand, its text, and what is known of its layers."""
+    """The model, its calibration text, and the scores of its layers."""
 
     def __init__(self, checkpoint: Checkpoint, request: SelectRequest, tp_shards: int, target: Path) -> None:
         self.checkpoint, self.request, self.tp_shards = checkpoint, request, tp_shards
@@ -193,7 +131,7 @@ class _Job:
             "weights": weights,
             "text": self.calibration.sha256,
         }
-        self.kept = Kept(settings, checkpoint.shape.num_hidden_layers)
+        self.cache = ScoreCache(settings, checkpoint.shape.num_hidden_layers)
 
     def score(self, on_score: OnScore) -> None:
         spill = self.request.spill
@@ -202,11 +140,11 @@ class _Job:
             store = ActivationStore(spill and Path(folder))
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
             with explain_oom():
-                scorer.run(self.names, self.kept, on_score)
+                scorer.run(self.names, self.cache, on_score)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most `exposed` all-reduces to wait for."""
-        layers, price = self.checkpoint.shape.num_hidden_layers, self.kept.price(self.names)
+        layers, price = self.checkpoint.shape.num_hidden_layers, self.cache.price(self.names)
         if self.request.budget is not None:
             units = [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers
             choice = choose(price, units, [self.request.budget])
@@ -218,14 +156,14 @@ class _Job:
         return choice
 
     def candidate(self, name: str, choice: Choice) -> Candidate:
-        return Candidate(name, entries(choice), exposed(choice), self.kept.price(self.names).of(choice))
+        return Candidate(name, entries(choice), exposed(choice), self.cache.price(self.names).of(choice))
 
     def measure(self, candidate: Candidate, on_layer: OnLayer) -> Candidate:
-        """After a refit of all its layers, on the tokens that judge."""
-        known = self.kept.measured(candidate.wiring)
+        """The candidate with its KL on held-out tokens after a refit of all its layers."""
+        known = self.cache.measured(candidate.wiring)
         if known is None:
             wiring = self.checkpoint.shape.wiring(candidate.wiring).to_json()
-            outcome = refit(
+            refitted = refit(
                 wired_config(self.checkpoint.config, wiring, self.tp_shards),
                 self.checkpoint.folder,
                 self.files,
@@ -234,14 +172,14 @@ class _Job:
                 self.work,
                 lambda layer, layers, _: on_layer(candidate.name, layer, layers),
             )
-            known = Measured(outcome.before.kl, outcome.after.kl, outcome.after.kl_standard_error)
-            self.kept.add_measured(candidate.wiring, known)
+            known = Measured(refitted.before.kl, refitted.after.kl, refitted.after.kl_standard_error)
+            self.cache.add_measured(candidate.wiring, known)
         return replace(candidate, measured=known)
 
 
 def _write(selection: Selection, source: str, revision: str | None, request: SelectRequest, folder: Path) -> None:
     asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(request).items()}
-    told = {
+    summary = {
         "source": source,
         "revision": revision,
         "request": asked,
@@ -251,7 +189,7 @@ def _write(selection: Selection, source: str, revision: str | None, request: Sel
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
     names = NAMES[request.wiring]
-    scores = {name: {layer: asdict(one) for layer, one in selection.kept.read(name).items()} for name in names}
-    for name, value in zip(_FILES, (told, selection.candidates[0].wiring, scores), strict=False):
+    scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in names}
+    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=False):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n")
-    draw({name: selection.kept.read(name) for name in names}, selection.choice, folder / _FILES[-1])
+    draw({name: selection.cache.read(name) for name in names}, selection.choice, folder / _FILES[-1])
