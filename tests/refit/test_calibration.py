@@ -75,18 +75,18 @@ def test_every_file_of_a_folder_has_its_share(tmp_path: Path) -> None:
 
 
 def test_one_window_in_eight_of_each_file_is_held_out_at_its_end(tmp_path: Path) -> None:
-    """Whatever was fitted on comes before whatever judges: they share one document at most."""
+    """Whatever was fitted on comes before whatever is held out: they share one document at most."""
     for name in ("a", "b"):
         lines = [json.dumps({"text": f"{name}{number:04d} "}) for number in range(2000)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     calibration = load(str(tmp_path), tokenizer(), 32 * WINDOW)
-    assert [number for number, judges in enumerate(calibration.held_out) if judges] == [14, 15, 30, 31]
+    assert [number for number, held_out in enumerate(calibration.held_out) if held_out] == [14, 15, 30, 31]
     texts = [tokenizer().decode(window) for window in calibration.windows]
-    fitted = {
-        word for text, judges in zip(texts, calibration.held_out, strict=True) if not judges for word in text.split()
-    }
-    judged = {word for text, judges in zip(texts, calibration.held_out, strict=True) if judges for word in text.split()}
-    assert len({word for word in fitted & judged if len(word) == 5}) <= 2
+    fitted, unfitted = (
+        {word for text, one in zip(texts, calibration.held_out, strict=True) if one == side for word in text.split()}
+        for side in (False, True)
+    )
+    assert len({word for word in fitted & unfitted if len(word) == 5}) <= 2
 
 
 def test_documents_are_shuffled_and_always_the_same_way(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_no_more_of_a_long_file_is_tokenised_than_is_needed(tmp_path: Path) -> N
     assert sum(read) <= 32 * 1024 < path.stat().st_size / 50
 
 
-def test_the_digest_tells_which_windows_judge() -> None:
+def test_the_digest_tells_which_windows_are_held_out() -> None:
     windows = torch.arange(8).reshape(4, 2)
     digests = {
         Calibration(windows, held_out, "").sha256
@@ -254,7 +254,7 @@ def test_many_small_files_are_read_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [24 * WINDOW, 72 * WINDOW])
-def test_of_many_long_files_each_has_its_share_and_few_both_fit_and_judge(tokens: int, tmp_path: Path) -> None:
+def test_of_many_long_files_each_has_its_share_and_few_are_on_both_sides(tokens: int, tmp_path: Path) -> None:
     letters = "abcdefghijkl"
     for letter in letters:
         (tmp_path / f"{letter}.txt").write_text(letter * 5_000)
@@ -262,12 +262,12 @@ def test_of_many_long_files_each_has_its_share_and_few_both_fit_and_judge(tokens
     assert calibration.tokens == tokens
     counts = [read_back(calibration).count(letter) for letter in letters]
     assert max(counts) - min(counts) <= 3
-    fitted, judged = (
+    fitted, unfitted = (
         {letter for window in calibration.texts(held_out)[0] for letter in tokenizer().decode(window)}
         for held_out in (False, True)
     )
-    assert len(fitted & judged & set(letters)) <= 1
-    assert len(judged & set(letters)) >= 2
+    assert len(fitted & unfitted & set(letters)) <= 1
+    assert len(unfitted & set(letters)) >= 2
 
 
 @pytest.mark.parametrize("length", [WINDOW - 10, 2 * WINDOW - 10])
@@ -352,29 +352,29 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
     assert 4 <= len(chat) <= 16
     for read, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
-        assert read == whole[: len(whole) - len(whole) // 5], "the last fifth is there to judge"
+        assert read == whole[: len(whole) - len(whole) // 5], "the last fifth is held out"
     monkeypatch.setattr(packaged, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=12, max_size=12), min_size=2, max_size=9), st.data())
 def test_one_token_in_eight_is_a_text_of_its_own_too(rows: list[list[int]], data: st.DataObject) -> None:
-    """Of windows that judge up to twice as many, but none that the fit sees alone: that is the same text."""
-    judging = data.draw(st.integers(1, len(rows) - 1))
-    fitted, judges = rows[:-judging], rows[-judging:]
+    """Of held-out windows up to twice as many, but none that the fit sees alone: that is the same text."""
+    count = data.draw(st.integers(1, len(rows) - 1))
+    fitted, unfitted = rows[:-count], rows[-count:]
     assume(len({row[0] for row in rows}) > 1)
     calibration = Calibration(torch.tensor(rows), tuple(number >= len(fitted) for number in range(len(rows))), "rows")
 
     alone = list(chain(*fitted))[::8]
-    unseen = [token for token in chain(*judges) if token not in alone]
+    unseen = [token for token in chain(*unfitted) if token not in alone]
     texts, first_tokens = calibration.texts(held_out=False)
     assert (texts.tolist(), first_tokens.tolist()) == (fitted, [[token] for token in alone])
     texts, *rest = calibration.texts(held_out=True)
-    assert texts.tolist() == judges
+    assert texts.tolist() == unfitted
     chosen = [token for first_tokens in rest for (token,) in first_tokens.tolist()]
     remaining = iter(unseen)
     assert all(token in remaining for token in chosen), "in their order, none of them twice"
-    assert min(len(unseen), 12 * judging / 8) <= len(chosen) <= 2 * 12 * judging / 8
+    assert min(len(unseen), 12 * count / 8) <= len(chosen) <= 2 * 12 * count / 8
 
 
 def test_few_windows_have_tokens_that_stand_alone_too(tmp_path: Path) -> None:

@@ -51,11 +51,11 @@ def test_the_solution_is_that_of_numpy_whatever_the_batches(
     assert any(ridge is not None for ridge in solution.ridges)
 
 
-def fitted(x: torch.Tensor, y: torch.Tensor, judge_x: torch.Tensor, judge_y: torch.Tensor, ridges: list[float]):
+def fitted(x: torch.Tensor, y: torch.Tensor, held_out_x: torch.Tensor, held_out_y: torch.Tensor, ridges: list[float]):
     regression = RidgeRegression(len(x), x.shape[-1], y.shape[-1], CPU)
     regression.add(x, y, held_out=False)
     for half in (slice(0, 7), slice(7, None)):  # held-out tokens come in batches too, not all of one size
-        regression.add(judge_x[:, half], judge_y[:, half], held_out=True)
+        regression.add(held_out_x[:, half], held_out_y[:, half], held_out=True)
     return regression.solve(ridges)
 
 
@@ -71,8 +71,8 @@ def test_errors_are_mean_squares_on_the_held_out_tokens() -> None:
 def test_what_does_not_help_on_held_out_tokens_is_zero() -> None:
     """Noise fits the tokens that it was fitted on, and no others."""
     x, y = torch.randn(1, 30, 20), torch.randn(1, 30, 5)
-    judge_x, judge_y = torch.randn(1, 200, 20), torch.randn(1, 200, 5)
-    solution = fitted(x, y, judge_x, judge_y, [1e-6])
+    held_out_x, held_out_y = torch.randn(1, 200, 20), torch.randn(1, 200, 5)
+    solution = fitted(x, y, held_out_x, held_out_y, [1e-6])
     assert not solution.is_better
     assert solution.ridges == (None,)
     assert solution.delta.abs().max() == 0
@@ -83,8 +83,8 @@ def test_each_problem_is_judged_for_itself() -> None:
     x, judge = torch.randn(2, 40, 6), torch.randn(2, 40, 6)
     true = torch.randn(6, 2)
     y = torch.stack([x[0] @ true, torch.randn(40, 2)])
-    judge_y = torch.stack([judge[0] @ true, torch.randn(40, 2)])
-    solution = fitted(x, y, judge, judge_y, [1e-6])
+    held_out_y = torch.stack([judge[0] @ true, torch.randn(40, 2)])
+    solution = fitted(x, y, judge, held_out_y, [1e-6])
     assert solution.ridges == (1e-6, None)
     torch.testing.assert_close(solution.delta[0], true, rtol=1e-3, atol=1e-3)
     assert solution.delta[1].abs().max() == 0

@@ -54,19 +54,19 @@ def test_shards_that_are_equally_good_keep_their_neurons() -> None:
 @torch.no_grad()
 def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
     """Shard k sees the k-th quarter of the channels, and each neuron reads of one quarter."""
-    half = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
+    module = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
     reads = torch.randperm(48, generator=torch.Generator().manual_seed(0)) % 4
     masks = torch.eye(4).repeat_interleave(8, dim=1)  # [r, H]
-    for projection in half.inputs:
+    for projection in module.inputs:
         projection.weight.mul_(masks[reads])
-    gate, up, down = (p.weight.clone() for p in (*half.inputs, half.output))
+    gate, up, down = (p.weight.clone() for p in (*module.inputs, module.output))
     fresh, scale = torch.randn(200, 32), torch.rand(200, 1) + 0.1
-    before, after = place_neurons(half, lambda: [(fresh * masks[:, None], fresh, scale)])
-    for shard, rows in enumerate(half.inputs[0].weight.chunk(4)):
+    before, after = place_neurons(module, lambda: [(fresh * masks[:, None], fresh, scale)])
+    for shard, rows in enumerate(module.inputs[0].weight.chunk(4)):
         assert (rows[:, masks[shard] == 0] == 0).all(), "reads only what its shard sees"
-    x = half.normalised(fresh)
+    x = module.normalised(fresh)
     dense = (silu(x @ gate.T) * (x @ up.T)) @ down.T
-    torch.testing.assert_close(half.neurons(x / half.norm.weight) @ half.output.weight.T, dense)
+    torch.testing.assert_close(module.neurons(x / module.norm.weight) @ module.output.weight.T, dense)
     # as many neurons read each quarter: nothing is missing any more
     assert after == pytest.approx(0, abs=1e-12)
     hidden = silu(fresh @ gate.T) * (fresh @ up.T)
@@ -78,23 +78,23 @@ def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
 @torch.no_grad()
 def test_neurons_that_mend_each_other_s_errors_stay_together() -> None:
     """Pairs that read the same and add the opposite: by itself, each would be better on any shard that errs less."""
-    half = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
-    for projection in half.inputs:
+    module = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
+    for projection in module.inputs:
         projection.weight[1::2] = projection.weight[::2] + 0.005 * torch.randn(24, 32)
-    half.output.weight[:, 1::2] = -half.output.weight[:, ::2] + 0.002 * torch.randn(32, 24)
-    fresh, weights = torch.randn(400, 32), [p.weight.clone() for p in (*half.inputs, half.output)]
+    module.output.weight[:, 1::2] = -module.output.weight[:, ::2] + 0.002 * torch.randn(32, 24)
+    fresh, weights = torch.randn(400, 32), [p.weight.clone() for p in (*module.inputs, module.output)]
     views = fresh + 0.7 * torch.randn(400, 32) + 0.2 * torch.randn(4, 400, 32)
-    before, after = place_neurons(half, lambda: [(views, fresh, torch.ones(400, 1))])
+    before, after = place_neurons(module, lambda: [(views, fresh, torch.ones(400, 1))])
     assert before == after > 0
-    assert all(map(torch.equal, [p.weight for p in (*half.inputs, half.output)], weights))
+    assert all(map(torch.equal, [p.weight for p in (*module.inputs, module.output)], weights))
 
 
 @torch.no_grad()
 def test_biases_go_with_their_neurons() -> None:
-    half = RefitModule(rewired_model(WIRINGS["desync-2x"], mlp_bias=True).model.layers[3], is_mlp=True)
-    for projection in half.inputs:
+    module = RefitModule(rewired_model(WIRINGS["desync-2x"], mlp_bias=True).model.layers[3], is_mlp=True)
+    for projection in module.inputs:
         projection.bias.uniform_(-1, 1)
     x = torch.randn(5, 32)
-    before = half.neurons(x) @ half.output.weight.T
-    half.reorder_neurons(torch.randperm(48, generator=torch.Generator().manual_seed(0)))
-    torch.testing.assert_close(half.neurons(x) @ half.output.weight.T, before)
+    before = module.neurons(x) @ module.output.weight.T
+    module.reorder_neurons(torch.randperm(48, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(module.neurons(x) @ module.output.weight.T, before)

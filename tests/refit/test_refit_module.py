@@ -1,4 +1,4 @@
-"""Half a layer, taken apart: put together again it is the layer, and what is folded into it is what it computes."""
+"""A layer's modules, taken apart: together they are the model, and what is folded into them is what they compute."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def position_embeddings(model: RewiredLlamaForCausalLM, length: int) -> tuple[to
     return LlamaRotaryEmbedding(model.config)(torch.empty(1), torch.arange(length)[None])
 
 
-def halves(model: RewiredLlamaForCausalLM) -> list[RefitModule]:
+def modules(model: RewiredLlamaForCausalLM) -> list[RefitModule]:
     return [RefitModule(layer, is_mlp) for layer in model.model.layers for is_mlp in (False, True)]
 
 
 @pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
 @torch.no_grad()
-def test_halves_one_after_the_other_are_the_model(wiring: list[dict[str, object]]) -> None:
+def test_modules_one_after_the_other_are_the_model(wiring: list[dict[str, object]]) -> None:
     model = rewired_model(wiring, **CHANGES)
     stream = ResidualStream(model.model.embed_tokens(tokens()))
-    for half in halves(model):
-        view, stream = half.read(stream)
-        stream = half.write(stream, half.hidden(view, position_embeddings(model, tokens().shape[1])))
-    logits = model.lm_head(model.model.norm(stream.total(half.shards)))
+    for module in modules(model):
+        view, stream = module.read(stream)
+        stream = module.write(stream, module.hidden(view, position_embeddings(model, tokens().shape[1])))
+    logits = model.lm_head(model.model.norm(stream.total(module.shards)))
     torch.testing.assert_close(logits, model(tokens()).logits)
 
 
@@ -41,16 +41,16 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
     """Projections of gamma * (n(view) M_k), computed shard by shard."""
     model = rewired_model(WIRINGS[name], **CHANGES)
     layer: RewiredLlamaDecoderLayer = model.model.layers[3]
-    half = RefitModule(layer, is_mlp)
-    shards = 4 if half.wiring.reads_shards else 1
-    half.norm.weight.uniform_(0.5, 2.0)
+    module = RefitModule(layer, is_mlp)
+    shards = 4 if module.wiring.reads_shards else 1
+    module.norm.weight.uniform_(0.5, 2.0)
     view = torch.randn(*([4] if shards > 1 else []), 2, 5, 32)
     delta = 0.3 * torch.randn(shards, 32, 32)
     normalised = view * torch.rsqrt(view.square().mean(-1, keepdim=True) + model.config.rms_norm_eps)
     mapped = normalised + torch.einsum("kbth,khi->kbti", normalised.reshape(shards, 2, 5, 32), delta).reshape(
         view.shape
     )
-    inputs = (mapped * half.norm.weight).reshape(shards, 2, 5, 32)
+    inputs = (mapped * module.norm.weight).reshape(shards, 2, 5, 32)
     expected = [
         torch.cat(
             [
@@ -61,13 +61,13 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
             ],
             dim=-1,
         )
-        for projection in half.inputs
+        for projection in module.inputs
     ]
-    half.fold_input(delta)
-    assert (half.norm.weight == 1).all()
-    for projection, wanted in zip(half.inputs, expected, strict=True):
+    module.fold_input(delta)
+    assert (module.norm.weight == 1).all()
+    for projection, wanted in zip(module.inputs, expected, strict=True):
         rows, biases = projection.weight.chunk(shards), projection.bias.chunk(shards)
-        views = half.norm(view).reshape(shards, 2, 5, 32)
+        views = module.norm(view).reshape(shards, 2, 5, 32)
         found = [torch.nn.functional.linear(views[k], rows[k], biases[k]) for k in range(shards)]
         torch.testing.assert_close(torch.cat(found, dim=-1), wanted, rtol=1e-4, atol=1e-5)
 
@@ -76,9 +76,9 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
 @torch.no_grad()
 def test_a_folded_output_adds_to_what_is_written(name: str) -> None:
     model = rewired_model(WIRINGS[name])
-    half = RefitModule(model.model.layers[3], is_mlp=True)
+    module = RefitModule(model.model.layers[3], is_mlp=True)
     stream, hidden, delta = ResidualStream(torch.randn(2, 5, 32)), torch.randn(2, 5, 48), torch.randn(48, 32)
-    before = half.write(stream, hidden).total(half.shards)
-    half.fold_output(delta)
-    after = half.write(stream, hidden).total(half.shards)
+    before = module.write(stream, hidden).total(module.shards)
+    module.fold_output(delta)
+    after = module.write(stream, hidden).total(module.shards)
     torch.testing.assert_close(after - before, hidden @ delta, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.wiring import Wiring
 
-HELD_OUT = 8  # one window of calibration text in so many only judges
+HELD_OUT = 8  # one window of calibration text in so many is held out
 FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike
 _FLOAT, _DOUBLE = 4, 8  # bytes
 RIDGES = 3  # candidates of each fit
@@ -18,7 +18,7 @@ class Cost:
     """`activations` are in the host's memory or, with `--spill`, in files; `matrices` where it computes."""
 
     activations: int  # bytes
-    matrices: int  # bytes: two layers' weights, the least-squares problem of the largest module, and what judges it
+    matrices: int  # bytes: two layers' weights, the largest module's least-squares problem and its held-out tokens
     operations: int  # on tokens
     solves: int  # operations, too: three ridges for each least-squares problem
 
@@ -39,7 +39,7 @@ class Cost:
         has_local = any(module.reduce != "all" for module in wiring.modules)
         has_payload = any(module.keeps_payload for module in wiring.modules)
         streams = (3 + (has_local + has_payload) * tp_shards) * hidden
-        judging = max(2 * views * hidden, widest + hidden) // HELD_OUT
+        held_out_floats = max(2 * views * hidden, widest + hidden) // HELD_OUT
         problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
         # three models from the first rewired layer on, one of them on held-out tokens alone, and at last all of them
         forward = 2 * layer * (HELD_OUT * (below + 2 * region) + region + 3 * above) // HELD_OUT
@@ -50,7 +50,7 @@ class Cost:
         fits, solves = _arithmetic(shape, wiring, views)
         return cls(
             activations,
-            2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * judging,
+            2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * held_out_floats,
             tokens * (forward + fits),
             RIDGES * solves,
         )

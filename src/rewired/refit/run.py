@@ -136,9 +136,9 @@ def refit(
     resumes = finished.has_begun()
     on_start(calibration.tokens)
 
-    def keep(layer: int, layers: int, found: list[Fit]) -> None:
-        fits.extend(found)
-        on_layer(layer, layers, found)
+    def keep(layer: int, layers: int, new: list[Fit]) -> None:
+        fits.extend(new)
+        on_layer(layer, layers, new)
 
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
         store = ActivationStore(Path(spill) if request.spill else None)

@@ -41,9 +41,9 @@ def choose(price: Price, units: Sequence[Mapping[str, int]], budgets: Container[
         reached: dict[tuple[str, int], tuple[float, Choice]] = {}
         for (before, spent), (value, choice) in best.items():
             for name, cost in options.items():
-                state, found = (name, spent + cost), value + price.step(layer, before, name)
-                if state not in reached or found < reached[state][0]:
-                    reached[state] = found, (*choice, name)
+                state, total = (name, spent + cost), value + price.step(layer, before, name)
+                if state not in reached or total < reached[state][0]:
+                    reached[state] = total, (*choice, name)
         best = reached
-    ends = [found for (_, spent), found in best.items() if spent in budgets]
+    ends = [end for (_, spent), end in best.items() if spent in budgets]
     return min(ends, key=lambda end: end[0])[1] if ends else None

@@ -27,12 +27,12 @@ NAMES = {name: (name,) for name in WIRINGS} | {
 
 def entries(choice: Choice) -> list[dict[str, Any]]:
     """The wiring that rewires what was chosen, in its JSON form; standard layers are left out."""
-    found = []
+    regions = []
     for name in dict.fromkeys(choice):
         if name != STANDARD:
             modules = {2 * layer + half for layer, own in enumerate(choice) if own == name for half in (0, 1)}
-            found.append({"layers": ",".join(map(str, as_ranges(modules))), **WIRINGS[name]})
-    return found
+            regions.append({"layers": ",".join(map(str, as_ranges(modules))), **WIRINGS[name]})
+    return regions
 
 
 def exposed(choice: Choice) -> int:

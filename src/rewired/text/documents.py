@@ -130,7 +130,7 @@ def _read_dataset(name: str) -> list[Document]:
 
 
 def shuffled(items: Iterable[T]) -> list[T]:
-    """Always the same way."""
-    found = list(items)
-    random.Random(0).shuffle(found)
-    return found
+    """The items in a random order, which is always the same."""
+    order = list(items)
+    random.Random(0).shuffle(order)
+    return order
