@@ -1,4 +1,4 @@
-"""What the tests of a refit convert, and what the results compute."""
+"""Models and requests of the refit's tests, and logits to compare."""
 
 from __future__ import annotations
 

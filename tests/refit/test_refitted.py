@@ -1,4 +1,4 @@
-"""What may become of a checkpoint that was refitted."""
+"""Checkpoints that were refitted, on their way through every later conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of `rewired select` ask for."""
+"""Requests that the tests of `rewired select` share."""
 
 from __future__ import annotations
 

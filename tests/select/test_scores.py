@@ -1,4 +1,4 @@
-"""What a selection keeps of its scores and measurements, and who goes on with them."""
+"""The score cache of a selection: its scores and measurements, and who goes on with them."""
 
 from __future__ import annotations
 

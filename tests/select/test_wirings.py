@@ -1,4 +1,4 @@
-"""What choices save, against the table that `convert` prints of them."""
+"""The savings of choices, against the table that `convert` prints of them."""
 
 from __future__ import annotations
 
