@@ -27,7 +27,10 @@ def add_commands(app: typer.Typer) -> None:
 def _adapt(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, as in recipes/.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the output_dir.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with what is in the output_dir, beyond its end with more --max_steps."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be trained, on how much, and in what memory.")
     ] = False,

@@ -17,7 +17,7 @@ from .data.steps import Steps
 from .data.tokens import check_padding, set_chat_template
 from .losses import liger
 from .recipe.keys import Stage
-from .start import outline
+from .start import note_on_model, outline
 
 
 class CheckedStage(NamedTuple):
@@ -54,6 +54,8 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     held_out = corpus.held_out_texts(longest) if config.eval_steps else []
     if config.eval_steps and not held_out:
         raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
+    if len(stages) == 1 and (note := note_on_model(recipe)):
+        corpus.notes.append(note)
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last:

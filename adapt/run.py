@@ -28,6 +28,7 @@ from accelerate import PartialState
 
 from rewired.sources import checkpoint_folder
 
+from . import extension
 from .assemble import make_trainer
 from .preflight import CheckedStage, check_stage
 from .recipe import checks
@@ -43,8 +44,8 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     """Run all `stages`, each on the model that the one before it made, and return the folder of the last one's model.
 
     Everything is written to the recipe's `output_dir`. With `resume`, the training there goes on from its last whole
-    checkpoint. Raises ValueError with one sentence for a recipe, a model or data that cannot be used, and for a loss
-    that diverges.
+    checkpoint; if it was finished and is now to take more steps, it goes on beyond its end. Raises ValueError with one
+    sentence for a recipe, a model or data that cannot be used, and for a loss that diverges.
     """
     state, out = PartialState(), Path(str(stages[0].config.output_dir))
     run_manifest.check_free(out, resume)
@@ -56,14 +57,20 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     runs = [stages[0], *(_following(stage, before) for before, stage in zip(finals, stages[1:], strict=False))]
     run_manifest.check_layout(out, len(stages))
     done = max((n for n, final in enumerate(finals, start=1) if (final / "config.json").is_file()), default=0)
+    is_extended = done == len(stages) and run_manifest.has_other_length(runs[-1], folders[-1])
+    done -= is_extended
     for run, folder in zip(runs[:done], folders, strict=False):
         run_manifest.check(run, folder, len(stages), rows=None)
     todo = range(done, len(stages))
     with state.main_process_first():  # all that can be wrong is checked before hours of work
         tokenizer = checkpoint_folder(stages[0].recipe.model)
         checked = {number: check_stage(stages[: number + 1], tokenizer) for number in todo}
+    if is_extended:
+        extension.check(runs[-1], folders[-1], finals[-1], checked[done].corpus)
     for number in todo:
         run_manifest.begin(runs[number], folders[number], len(stages), checked[number].corpus.fingerprint)
+        if is_extended:
+            extension.set_aside(finals[number])
         _run(runs[number], folders[number], finals[number], checked[number], on_layer)
         state.wait_for_everyone()
         _free_memory()
@@ -90,7 +97,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_laye
     checkpoint = checkpoints.resume_point(folder)
     trainer = make_trainer(stage, folder, start, checked, checkpoint)
     _train(trainer, checkpoint, folder)
-    afterwards = [*checked.corpus.streamed(), *trainer.stability_warnings()]
+    afterwards = [*checked.corpus.streamed(), *trainer.schedule_notes(), *trainer.stability_warnings()]
     for note in afterwards:
         state.print(note)
     save(trainer, stage, start, [*checked.corpus.notes, *afterwards], final)

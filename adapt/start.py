@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -63,10 +64,20 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     if recipe.wiring is None:
         folder = checkpoint_folder(recipe.model)
     elif not (folder / "config.json").is_file():
-        with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-            request = _request(recipe, Checkpoint.open(find_source(recipe.model).preview(Path(scratch))))
+        with _preview(recipe.model) as checkpoint:
+            request = _request(recipe, checkpoint)
         convert(recipe.model, folder, request, on_layer=on_layer)
     return _opened(folder, recipe.model)
+
+
+def note_on_model(recipe: Recipe) -> str | None:
+    """A sentence if the model was trained with the recipe's wiring before, so that a refit is left out."""
+    if recipe.wiring is None or recipe.refit_text is None:
+        return None
+    with _preview(recipe.model) as checkpoint:
+        if not _was_trained_so(checkpoint, recipe):
+            return None
+    return f"{recipe.model} has the recipe's wiring already, and was trained: it is not refitted again."
 
 
 def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
@@ -127,12 +138,30 @@ def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
 
 
 def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
-    """The conversion that `recipe` asks for. Weights that were trained or refitted before are not, by default."""
+    """The conversion that `recipe` asks for.
+
+    Weights that were trained or refitted before are not refitted by default, and those that were trained with the same
+    wiring are not even if the recipe says so: it may be the one that made them.
+    """
     text = recipe.refit_text
-    if recipe.refit is None and checkpoint.config.keys() & {RECORD, "refit"}:
+    was_changed = bool(checkpoint.config.keys() & {RECORD, "refit"})
+    if was_changed and (recipe.refit is None or _was_trained_so(checkpoint, recipe)):
         text = None
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
     return Request(recipe.wiring or [], recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
+
+
+def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:
+    """Whether the weights were trained with the wiring that `recipe` asks for."""
+    has_wiring = checkpoint.wiring.rewire(recipe.wiring or []).modules == checkpoint.wiring.modules
+    return RECORD in checkpoint.config and has_wiring and recipe.tp_shards in (None, checkpoint.tp_shards)
+
+
+@contextmanager
+def _preview(model: str) -> Iterator[Checkpoint]:
+    """The checkpoint `model` without its weights."""
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+        yield Checkpoint.open(find_source(model).preview(Path(scratch)))
 
 
 def _opened(folder: Path, model: str) -> Start:

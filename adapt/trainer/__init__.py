@@ -1,1 +1,1 @@
-"""The trainer, its callbacks, its checkpoints, and the manifest that says with what a run may be resumed."""
+"""The trainer, its callbacks, schedule and checkpoints, and the manifest that says with what a run may be resumed."""

@@ -18,6 +18,7 @@ _FREE_KEYS = (  # which change nothing of what is trained: a bad row stops a tra
     "skip_bad",
     "logging_dir",
     "logging_first_step",
+    "logging_nan_inf_filter",
     "logging_steps",
     "logging_strategy",
     "log_level",
@@ -66,7 +67,24 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
             if name in may_change or (name == "set of rows" and rows is None):
                 continue
             if before[part].get(name) != now[part].get(name):
-                raise ValueError(f"{folder} was begun with another {name}: choose another output_dir.")
+                raise ValueError(
+                    f"{folder} was begun with another {name}: choose another output_dir{_way_on(name, rows)}."
+                )
+
+
+def _way_on(name: str, rows: str | None) -> str:
+    """What else to do about another `name` in a stage that is finished."""
+    if rows is None and name in _LENGTH_KEYS:
+        return ", or change it in the last stage only: the later ones start from what this one made"
+    return ""
+
+
+def has_other_length(stage: Stage, folder: Path) -> bool:
+    """Whether the finished training in `folder` was begun with other max_steps or num_train_epochs than `stage` has."""
+    if not (folder / _FILE).is_file():
+        return False
+    before = _read(folder)["training"]
+    return any(before.get(name) != stage.given.get(name) for name in _LENGTH_KEYS)
 
 
 def check_layout(out: Path, stages: int) -> None:

@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from ..losses.distillation import Losses
 from . import checkpoints
 from .callbacks import DivergedError, StopWhenDiverged
+from .schedule import FollowSchedule
 
 _SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
@@ -31,7 +32,9 @@ class AdaptTrainer(SFTTrainer):
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
         self._watch = StopWhenDiverged(is_cross_entropy=not losses)
-        self.add_callback(self._watch)
+        self._schedule = FollowSchedule()
+        for callback in (self._watch, self._schedule):
+            self.add_callback(callback)
 
     def compute_loss(
         self,
@@ -117,6 +120,10 @@ class AdaptTrainer(SFTTrainer):
         self._watch.look_back(state)
         self._check_last_step()
         return True
+
+    def schedule_notes(self) -> list[str]:
+        """A note for users and for the card, if the learning rate jumped where the training was resumed."""
+        return self._schedule.notes
 
     def stability_warnings(self) -> list[str]:
         """A note on the final weights for those who use them, if the last logged losses are far above the best."""

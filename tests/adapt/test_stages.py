@@ -130,3 +130,26 @@ def test_stages_go_on_in_a_folder_that_is_named_otherwise(
     monkeypatch.chdir(tmp_path)
     again = train(tmp_path / "r.yaml", resume=True, **keys | {"output_dir": "out"})
     assert again == Path("out/final") and all(torch.equal(one, expected[name]) for name, one in weights(again).items())
+
+
+def test_a_trained_model_goes_on_with_the_recipe_that_made_it(
+    keys: dict[str, Any], rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose wiring it has and whose refit it had: it is neither rewired nor refitted again."""
+    keys |= {"refit": str(rows), "refit_tokens": 1024, "max_steps": 2, "tp_shards": 4}
+    made = train(tmp_path / "r.yaml", **keys)
+    again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "output_dir": str(tmp_path / "2")})
+    assert f"{made} has the recipe's wiring already, and was trained" in capsys.readouterr().out
+    without = keys | {"model": str(made), "wiring": None, "refit": None, "tp_shards": None}
+    expected = weights(train(tmp_path / "r.yaml", **without | {"output_dir": str(tmp_path / "3")}))
+    assert all(torch.equal(one, expected[name]) for name, one in weights(again).items())
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (made, again)]
+    assert configs[0]["wiring"] == configs[1]["wiring"] and original_of(again) == original_of(made)
+    assert configs[1]["adapted"]["tokens_before"] == configs[0]["adapted"]["tokens"]
+
+
+def test_a_trained_model_is_refitted_to_no_other_wiring(keys: dict[str, Any], rows: Path, tmp_path: Path) -> None:
+    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 1})
+    keys |= {"model": str(made), "output_dir": str(tmp_path / "2"), "refit": str(rows)}
+    with pytest.raises(ValueError, match="trained as it is wired"):
+        train(tmp_path / "r.yaml", **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})

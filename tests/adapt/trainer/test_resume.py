@@ -190,14 +190,6 @@ def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
     assert json.loads((again / "config.json").read_text())["adapted"]["steps"] == 18
 
 
-def test_a_longer_training_is_another_one_once_its_model_is_written(
-    trained: Path, keys: dict[str, Any], tmp_path: Path
-) -> None:
-    shutil.copytree(trained, tmp_path / "out")
-    with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):
-        train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
-
-
 @pytest.mark.slow
 def test_a_killed_training_goes_on(keys: dict[str, Any], tmp_path: Path) -> None:
     keys = keys | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
