@@ -10,6 +10,8 @@ import yaml
 
 from rewired.convert.card import card_of_trained
 
+from .data.counted import counted
+
 _DIGITS = 4
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
@@ -38,9 +40,11 @@ def card(
         before=before.replace(_HEADING, _EARLIER).rstrip(),
         logged=_LOGGED,
         curves=_CURVES,
-        tokens=record["tokens"],
-        steps=record["steps"],
-        earlier=f", after {record['tokens_before']:,} tokens of earlier training" if record["tokens_before"] else "",
+        tokens=counted(record["tokens"], "token"),
+        steps=counted(record["steps"], "step"),
+        earlier=f", after {counted(record['tokens_before'], 'token')} of earlier training"
+        if record["tokens_before"]
+        else "",
         recipe=yaml.safe_dump(dict(given), sort_keys=False).strip(),
         notes="\n".join(f"- {note}" for note in notes),
         rows="\n".join(_rows(history)),
@@ -75,7 +79,7 @@ _TRAINING = """{before}
 
 ## Training
 
-{steps:,} steps, {tokens:,} tokens{earlier}. Losses are means a token, `ce` and `kd` in nats, `hidden` the squared error
+{steps}, {tokens}{earlier}. Losses are means a token, `ce` and `kd` in nats, `hidden` the squared error
 relative to the original's square; `held_out_kl` is KL(original || this) on rows that this training left out.{logged}
 
 | | first | last |

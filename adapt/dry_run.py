@@ -63,9 +63,17 @@ def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
         "optimizer": trained * _optimizer_bytes(config, dtype),
         "teacher": _teacher_bytes(recipe, config, model),
     }
-    sizes = ", ".join(f"{name} {size / _GB:.2f} GB" for name, size in parts.items())
+    sizes = ", ".join(f"{name} {_amount(size)}" for name, size in parts.items())
     more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
     return f"Memory of a device: {sizes}; activations come on top, and {more}."
+
+
+def _amount(size: float) -> str:
+    """Bytes in the largest unit of which there is a tenth."""
+    for unit, power in (("GB", 0), ("MB", 1)):
+        if size >= 0.1 * _GB / 1000**power:
+            return f"{size * 1000**power / _GB:.2f} {unit}"
+    return f"{size * 1e6 / _GB:.0f} kB" if size else "0 GB"
 
 
 def _dtype(config: Any) -> torch.dtype:

@@ -18,6 +18,7 @@ from .data.tokens import check_padding, set_chat_template
 from .losses import liger
 from .recipe.keys import Stage
 from .start import note_on_model, outline
+from .trainer.schedule import warmup_warning
 
 
 class CheckedStage(NamedTuple):
@@ -58,8 +59,9 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
         corpus.notes.append(note)
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
-    if config.dataloader_drop_last:
-        Steps.of(recipe, config, corpus.train)  # raises if it leaves none
+    if config.dataloader_drop_last or config.warmup_steps:
+        steps = Steps.of(recipe, config, corpus.train)  # raises if dropping leaves none
+        corpus.notes.extend(filter(None, [warmup_warning(config, steps.count)]))
     return CheckedStage(student, tokenizer, corpus, held_out)
 
 

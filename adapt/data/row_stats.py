@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .counted import counted
+
 # reasons to leave a row out that are no fault of it
 FILTERED = "filtered"  # by the recipe
 NOTHING_LEFT = "nothing left"  # it is cut before its first token that is learnt
@@ -39,10 +41,10 @@ class StreamStats:
 
     def note(self) -> str:
         """One line for users and for the card."""
-        note = f"{self.name}: {self.rows:,} rows read by the first process since it was last started"
+        note = f"{self.name}: {counted(self.rows, 'row')} read by the first process since it was last started"
         if self.bad:
             note += _note_bad(self.bad, self.first_problem)
-        if self.cut:
+        if self.cut and self.longest:
             note += _note_cut(self.cut, self.longest, self.lost)
         return note + (note_emptied(self.emptied) if self.emptied else "")
 
@@ -50,9 +52,9 @@ class StreamStats:
 def note_on_file(name: str, problems: Sequence[str], lengths: np.ndarray, longest: int | None) -> str:
     """One line on a file that was read whole: `problems` of all its rows, empty for good ones, whose `lengths` are in
     tokens."""
-    note = f"{name}: {len(lengths):,} rows, {int(lengths.sum()):,} tokens"
+    note = f"{name}: {counted(len(lengths), 'row')}, {counted(int(lengths.sum()), 'token')}"
     if filtered := sum(problem == FILTERED for problem in problems):
-        note += f"; {filtered:,} rows filtered out"
+        note += f"; {counted(filtered, 'row')} filtered out"
     if bad := [problem for problem in problems if problem not in ("", FILTERED)]:
         note += _note_bad(len(bad), bad[0])
     if longest and (longer := lengths[lengths > longest]).size:
@@ -62,12 +64,13 @@ def note_on_file(name: str, problems: Sequence[str], lengths: np.ndarray, longes
 
 
 def note_emptied(count: int) -> str:
-    return f"; in {count:,} of them nothing to learn is left, and they are left out"
+    return f"; in {count:,} of them nothing to learn is left, and {'it is' if count == 1 else 'they are'} left out"
 
 
 def _note_bad(count: int, first: str) -> str:
-    return f"; {count:,} bad rows left out, the first because {first}"
+    return f"; {counted(count, 'bad row')} left out, the first because {first}"
 
 
-def _note_cut(count: int, longest: int | None, lost: int) -> str:
-    return f"; {count:,} rows are longer than {longest} tokens and lose {lost:,} in all"
+def _note_cut(count: int, longest: int, lost: int) -> str:
+    which = f"{counted(count, 'row')} {'is' if count == 1 else 'are'} longer than {counted(longest, 'token')}"
+    return f"; {which} and {'loses' if count == 1 else 'lose'} {lost:,} in all"

@@ -13,6 +13,7 @@ from trl import SFTConfig
 from trl.data_utils import pack_dataset
 
 from ..recipe.keys import Recipe
+from .counted import counted
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,11 @@ class Steps:
 
     def describe(self) -> str:
         """One sentence for a terminal."""
+        steps, batch = counted(self.count, "step"), counted(self.batch, "row")
         if self.rows is None or self.tokens is None:
-            return f"{self.count:,} steps of {self.batch} rows on {self.ranks} devices, streamed."
+            return f"{steps} of {batch} on {counted(self.ranks, 'device')}, streamed."
         seen = self.count * self.batch * self.tokens // self.rows
         return (
-            f"{self.rows:,} rows of {self.tokens:,} tokens to train on, {self.batch} rows a step on {self.ranks} "
-            f"devices: {self.count:,} steps, about {seen:,} tokens."
+            f"{counted(self.rows, 'row')} of {counted(self.tokens, 'token')} to train on, {batch} a step on "
+            f"{counted(self.ranks, 'device')}: {steps}, about {counted(seen, 'token')}."
         )

@@ -106,7 +106,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     _check_data(path, recipe, config)
     checks.check(config, recipe)
     values = {key: getattr(recipe if hasattr(recipe, key) else config, key) for key in keys}
-    return Stage(recipe, config, {key: _plain(value, content.get(key)) for key, value in values.items()})
+    return Stage(recipe, config, {key: _plain(key, value, content.get(key)) for key, value in values.items()})
 
 
 def _check_keys(path: Path, keys: Sequence[str]) -> None:
@@ -145,10 +145,12 @@ def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
         raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
 
 
-def _plain(value: Any, written: Any) -> Any:
+def _plain(key: str, value: Any, written: Any) -> Any:
     """A value as YAML and JSON can hold it; of some mappings SFTConfig makes objects, for which the recipe keeps what
-    was `written`."""
+    was `written`. Numbers of steps are whole, though transformers holds some as floats, which may be shares."""
     value = getattr(value, "value", value)
+    if key.endswith("_steps") and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
 
 

@@ -37,9 +37,33 @@ def test_it_tells_and_writes_nothing(
     assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
     told = capsys.readouterr().out
     trained = f"rewired of layers 2-4, {2 * PER_LAYER:,} of"
-    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 0.00 GB"):
+    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 46 kB"):
         assert part in told, part
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"warmup_steps": 20}, "warms up for 20 steps, and the training has only 4 steps: it never reaches 0.001."),
+        ({"warmup_steps": 0.9}, "warms up for 4 steps, and the training has only 4 steps"),
+        ({"warmup_steps": 99, "max_steps": -1, "num_train_epochs": 0.5}, "99 steps, and the training has only 9 steps"),
+        ({"warmup_steps": 3}, None),
+        ({"warmup_steps": 20, "lr_scheduler_type": "constant"}, None),
+    ],
+    ids=str,
+)
+def test_a_warm_up_that_outlasts_the_training_is_told(
+    changes: dict[str, Any],
+    warning: str | None,
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys | changes), "--dry-run") == 0
+    told = capsys.readouterr().out
+    assert warning in told if warning else "warms up" not in told
 
 
 def test_it_may_be_told_where_a_package_is_missing(
@@ -91,7 +115,7 @@ def test_it_tells_as_many_steps_and_tokens_as_are_taken(
 ) -> None:
     keys |= {"max_steps": None, "num_train_epochs": 2, "kd_weight": 1.0} | changes
     assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
-    told = re.search(r"devices: (\d+) steps, about ([\d,]+) tokens", capsys.readouterr().out)
+    told = re.search(r"device: (\d+) steps, about ([\d,]+) tokens", capsys.readouterr().out)
     record = json.loads((train(tmp_path / "r.yaml", **keys) / "config.json").read_text())["adapted"]
     assert told is not None and int(told[1]) == record["steps"]
     assert int(told[2].replace(",", "")) == pytest.approx(record["tokens"], rel=0.1)
@@ -109,7 +133,7 @@ def test_a_device_holds_a_part_of_a_model_that_is_split(
         assert command(monkeypatch, path, "--dry-run") == 0
         told = capsys.readouterr().out
         sizes.append({name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) GB", told)})
-        assert ("4 rows a step on 4 devices" if split else "2 rows a step on 1 devices") in told
+        assert ("4 rows a step on 4 devices" if split else "2 rows a step on 1 device:") in told
     whole, part = sizes
     assert whole["optimizer"] == part["optimizer"] == 0
     assert whole["weights"] == whole["gradients"] == whole["teacher"] > 0

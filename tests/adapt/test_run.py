@@ -282,4 +282,4 @@ def test_a_bad_row_stops_before_anything_is_trained(keys: dict[str, Any], tmp_pa
     with pytest.raises(ValueError, match="row 6 is an empty conversation"):
         train(tmp_path / "r.yaml", **keys)
     made = train(tmp_path / "r.yaml", **keys | {"skip_bad": True, "output_dir": str(tmp_path / "again")})
-    assert "1 bad rows left out" in (made / "README.md").read_text()
+    assert "1 bad row left out" in (made / "README.md").read_text()

@@ -35,7 +35,7 @@ def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_pa
         load(path)
     found = load(path, skip_bad=True)
     assert len(texts(found)) == 2
-    assert "1 bad rows left out" in found.notes[0] and problem in found.notes[0]
+    assert "1 bad row left out" in found.notes[0] and problem in found.notes[0]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
@@ -50,7 +50,7 @@ def test_a_row_that_cannot_be_read_is_named_or_skipped(name: str, streaming: boo
         texts(load(str(path), streaming=streaming))
     found = load(str(path), streaming=streaming, skip_bad=True)
     assert sorted(texts(found)) == ["well</s>", "whole</s>"]
-    assert "1 bad rows left out" in [*found.notes, *found.streamed()][0]
+    assert "1 bad row left out" in [*found.notes, *found.streamed()][0]
 
 
 def write_broken_parquet(path: Path) -> None:

@@ -63,7 +63,7 @@ def test_streamed_rows_are_counted(tmp_path: Path) -> None:
     found = load(str(write_rows(tmp_path / "rows.jsonl", rows)), streaming=True, skip_bad=True, longest=20)
     texts(found), texts(found)
     (note,) = found.streamed()
-    assert "4 rows read" in note and "1 bad rows left out, the first because" in note and "row 2" in note
+    assert "4 rows read" in note and "1 bad row left out, the first because" in note and "row 2" in note
     assert "2 rows are longer than 20 tokens and lose 30 in all" in note
 
 

@@ -26,6 +26,13 @@ def test_keys_are_ours_and_trls(tmp_path: Path) -> None:
     assert stage.given == LEAST | {"kd_weight": 0.5, "train": "rewired", "max_steps": 7, "packing": True}
 
 
+def test_steps_are_whole_numbers(tmp_path: Path) -> None:
+    """Some are floats to transformers, for which less than 1 is a share."""
+    path = write(tmp_path / "r.yaml", **LEAST, warmup_steps=20, save_steps=0.5)
+    given = read(path, ["--logging_steps", "5"])[0].given
+    assert repr([given[key] for key in ("warmup_steps", "logging_steps", "save_steps")]) == "[20, 5, 0.5]"
+
+
 def test_what_was_given_can_be_written_again(tmp_path: Path) -> None:
     """Though TRL's config makes an object of it."""
     path = write(tmp_path / "r.yaml", **LEAST, accelerator_config={"split_batches": True})

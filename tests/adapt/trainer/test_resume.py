@@ -214,7 +214,7 @@ def test_a_streamed_training_that_is_gone_on_with_is_the_same(keys: dict[str, An
     rows[1] = {"conversations": []}
     keys |= {"streaming": True, "skip_bad": True, "datasets": [str(write_rows(tmp_path / "rows.jsonl", rows))]}
     whole = check_goes_on(keys, tmp_path, "checkpoint-4")
-    assert "1 bad rows left out, the first because" in (whole / "README.md").read_text()
+    assert "1 bad row left out, the first because" in (whole / "README.md").read_text()
 
 
 def test_a_stream_that_a_bad_row_stopped_goes_on_without_it(
