@@ -6,9 +6,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from rewired.extras import missing, needs
 
-from rewired.cli import new_app, sentences
+_EXTRA = "adapt"
+
+try:
+    import typer
+
+    from rewired.cli import new_app, sentences
+except ImportError as error:
+    sys.exit(missing(_EXTRA, "adapt", error.name or "typer"))
 
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -50,11 +57,13 @@ def _adapt(
     ```
     """
     with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):
-        from .recipe.reading import read
+        with needs(_EXTRA, "adapt"):
+            from .recipe.reading import read
 
         stages = read(recipe, context.args)
-        from .run import adapt, is_first_rank
-        from .start import original_of
+        with needs(_EXTRA, "adapt"):
+            from .run import adapt, is_first_rank
+            from .start import original_of
 
         if dry_run:
             from .dry_run import describe

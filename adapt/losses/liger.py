@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from rewired import extras
+
 from . import token_loss as chunked
 from .token_loss import Sums, TokenLoss
 
@@ -16,7 +18,7 @@ _BETAS = {"forward_kl": 0.0, "jsd": 0.5, "reverse_kl": 1.0}  # of the generalise
 def missing(device: torch.device) -> str | None:
     """The reason why the kernels do not run on `device`, None if they do."""
     if find_spec("liger_kernel") is None:
-        return "use_liger_kernel needs liger-kernel: pip install 'rewired[liger]', or leave it out."
+        return f"{extras.missing('liger', 'use_liger_kernel', 'liger-kernel')}, or leave it out."
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"use_liger_kernel needs a GPU, and this training runs on {device.type}: leave it out."
     return None

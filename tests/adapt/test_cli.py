@@ -1,0 +1,37 @@
+"""The command `adapt`: what it says where packages are missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rewired.adapt.losses import liger
+from rewired.extras import missing
+
+WITHOUT = """
+import sys
+sys.modules["{0}"] = None
+sys.argv = ["adapt", *sys.argv[1:]]
+from rewired.adapt.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("package", ["typer", "trl", "datasets"])
+def test_a_missing_package_is_one_sentence(package: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("{model: some/model, datasets: [some/data]}")
+    command = [sys.executable, "-c", WITHOUT.format(package), tmp_path / "r.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and done.stderr.count("\n") == 1, done.stderr
+    assert f"adapt needs the package '{package}', which is not installed: pip install " in done.stderr
+    assert "[adapt]" in done.stderr
+
+
+def test_ligers_kernels_are_installed_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liger, "find_spec", lambda name: None)
+    sentence = liger.missing(torch.device("cpu"))
+    assert sentence == f"{missing('liger', 'use_liger_kernel', 'liger-kernel')}, or leave it out."
