@@ -31,15 +31,29 @@ def add_commands(app: typer.Typer) -> None:
     app.command("adapt", context_settings=_ANY_KEY)(_adapt)
 
 
+def _list(is_asked: bool) -> None:
+    if is_asked:
+        from .recipe import packaged
+
+        recipes = packaged.descriptions()
+        for name, description in recipes.items():
+            print(f"{name:<{max(map(len, recipes))}}  {description}")
+        raise typer.Exit
+
+
 def _adapt(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, as in recipes/.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or the name of one that `--list` shows.")],
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with what is in the output_dir, beyond its end with more --max_steps."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be trained, on how much, and in what memory.")
+    ] = False,
+    _: Annotated[
+        bool,
+        typer.Option("--list", help="List the recipes that come with the package.", callback=_list, is_eager=True),
     ] = False,
 ) -> None:
     """Train a rewired model as a recipe says: SFT, distillation from the original, or both.
@@ -51,9 +65,10 @@ def _adapt(
     Examples:
 
     ```
-    adapt recipes/smollm2-135m-ladder-distill.yaml --max_steps 20
-    adapt recipes/llama-3.1-8b-ladder-16l-sft.yaml --dry-run
-    torchrun --nproc-per-node 8 -m rewired.adapt recipes/llama-3.1-8b-ladder-16l-distill.yaml --fsdp_size 8
+    adapt --list
+    adapt smollm2-135m-ladder-distill --max_steps 20
+    adapt llama-3.1-8b-ladder-16l-sft --dry-run
+    torchrun --nproc-per-node 8 -m rewired.adapt llama-3.1-8b-ladder-16l-distill --fsdp_size 8
     ```
     """
     with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):

@@ -63,6 +63,6 @@ def test_import_works_in_the_folder_that_holds_the_clone(tmp_path: Path) -> None
 def test_rooms_at_the_top_level_are_what_is_imported() -> None:
     from rewired.convert import cli
 
-    for room in ("adapt", "convert", "evaluate", "serve"):
+    for room in ("adapt", "convert", "evaluate", "recipes", "serve"):
         assert (ROOT / "src" / "rewired" / room).resolve() == ROOT / room
     assert Path(cli.__file__).resolve() == ROOT / "convert" / "cli.py"

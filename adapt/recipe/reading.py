@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
-from . import checks
+from . import checks, packaged
 from .keys import NO_REFIT, Recipe, Stage
 from .unsupported import UNSUPPORTED
 
@@ -33,9 +33,12 @@ _NEW_NAMES = {
 def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     """The stages of the recipe in `path`, with `--key value` from the command line in place of its values.
 
+    `path` may also be the name of a recipe that comes with the package.
+
     Raises ValueError for a file that is no recipe, for unknown keys, and for values that make no sense.
     """
     checks.check_launcher()
+    path = packaged.find(path)
     content = _read(path, ())
     stages = content.pop(_STAGES, None) or [{}]
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -62,16 +65,14 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        recipes = [recipe.name for recipe in path.parent.glob("*.yaml")]
-        near = difflib.get_close_matches(path.name, recipes, 1)
-        raise ValueError(f"There is no recipe {path}" + (f": did you mean {near[0]}?" if near else ".")) from None
+        raise ValueError(packaged.missing(path)) from None
     except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
     content = _with_new_names(content)
     if parent := content.pop(_EXTENDS, None):
-        content = _read(path.parent / str(parent), (*seen, path.resolve())) | content
+        content = _read(packaged.find(Path(str(parent)), path.parent), (*seen, path.resolve())) | content
     return content
 
 

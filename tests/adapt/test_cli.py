@@ -1,4 +1,4 @@
-"""The command `adapt`: what it says where packages are missing."""
+"""The command `adapt`: its list of recipes, and what it says where packages are missing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import torch
 from rewired.adapt.losses import liger
 from rewired.extras import missing
 
+from .world import command
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 WITHOUT = """
 import sys
 sys.modules["{0}"] = None
@@ -29,6 +32,15 @@ def test_a_missing_package_is_one_sentence(package: str, tmp_path: Path) -> None
     assert done.returncode != 0 and done.stderr.count("\n") == 1, done.stderr
     assert f"adapt needs the package '{package}', which is not installed: pip install " in done.stderr
     assert "[adapt]" in done.stderr
+
+
+def test_recipes_are_listed_with_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    assert all(line.endswith(".") and len(line.split()) > 5 for line in lines)
 
 
 def test_ligers_kernels_are_installed_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,31 @@ def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
         read(tmp_path / "ladder-distil.yaml", [])
 
 
+@pytest.mark.parametrize("name", ["smollm2-135m-ladder-distill", "smollm2-135m-ladder-distill.yaml"])
+def test_a_recipe_of_the_package_goes_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is a file of that name; a folder does not count."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (stage,) = read(Path(name), [])
+    assert stage.recipe.model == "smollm2-135m" and stage.config.output_dir == "out/smollm2-135m-ladder-distill"
+    (child,) = read(write(tmp_path / "r.yaml", extends=name, max_steps=7), [])
+    assert (child.recipe, child.config.max_steps) == (stage.recipe, 7)
+    (tmp_path / name).rmdir()
+    write(tmp_path / name, **LEAST)
+    assert read(Path(name), [])[0].recipe.model == "some/model"
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-ladder-distil", "recipes/smollm2-135m-ladder-distill.yaml"])
+def test_a_name_that_is_nearly_one_of_the_packages_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"no recipe {name}: did you mean smollm2-135m-ladder-distill.$"):
+        read(Path(name), [])
+    with pytest.raises(ValueError, match="no recipe zzz: `adapt --list` shows those that come with the package"):
+        read(Path("zzz"), [])
+
+
 def test_a_recipe_extends_another_one(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     write(tmp_path / "base.yaml", **LEAST, max_steps=7, seed=3)
