@@ -14,6 +14,8 @@ from transformers import Trainer
 from transformers.trainer_utils import set_seed
 from trl import SFTConfig
 
+from rewired.progress import announce
+
 from .losses import liger, token_loss
 from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
@@ -39,9 +41,12 @@ def make_trainer(
     set_seed(config.seed)  # LoRA's matrices are drawn before the trainer sets it
     # the Trainer loads checkpoints into other models, but not into those that are sharded when they are loaded
     weights = Path(checkpoint) if checkpoint and recipe.is_sharded else start.folder
-    model = load_student(recipe, weights, config.model_init_kwargs)
     needs_teacher = recipe.distills or bool(checked.held_out)
+    announce(f"Loading the model{' and its original' if needs_teacher else ''}.")
+    model = load_student(recipe, weights, config.model_init_kwargs)
     teacher = make_teacher(model, recipe, config, start) if needs_teacher else None  # before TRL wraps the model
+    if config.packing and not recipe.streaming:
+        announce(f"Packing rows to {config.max_length:,} tokens.")
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=_trainer_config(recipe, config, folder),

@@ -94,4 +94,5 @@ def _adapt(
 
 
 def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:
-    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end="\n" if layer + 1 == layers else "\r")
+    end = "\r" if sys.stderr.isatty() and layer + 1 < layers else "\n"
+    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end=end, flush=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
+from rewired.progress import announce
 from rewired.sources import checkpoint_folder
 
 from . import extension
@@ -96,6 +97,8 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_laye
         start = prepare(stage.recipe, folder / "start", on_layer)
     checkpoint = checkpoints.resume_point(folder)
     trainer = make_trainer(stage, folder, start, checked, checkpoint)
+    if checkpoint:
+        announce(f"Going on from {checkpoint}.")
     _train(trainer, checkpoint, folder)
     afterwards = [*checked.corpus.streamed(), *trainer.schedule_notes(), *trainer.stability_warnings()]
     for note in afterwards:

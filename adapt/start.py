@@ -20,6 +20,7 @@ from rewired.convert.changed_weights import check_gains
 from rewired.convert.plan import Plan, make_plan
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.progress import announce
 from rewired.sources import checkpoint_folder, find_source
 
 from .model.lora import add_lora
@@ -66,6 +67,7 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     elif not (folder / "config.json").is_file():
         with _preview(recipe.model) as checkpoint:
             request = _request(recipe, checkpoint)
+        announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else ''}.")
         convert(recipe.model, folder, request, on_layer=on_layer)
     return _opened(folder, recipe.model)
 

@@ -13,6 +13,8 @@ import torch
 from datasets import Dataset, IterableDataset
 from trl import SFTConfig
 
+from rewired.progress import announce
+
 from ..recipe.keys import Recipe
 from ..recipe.source import Source
 from . import loading
@@ -113,6 +115,7 @@ def _read(
     """The rows of one dataset as tokens and labels. Appends to `notes`, or for files that are streamed, to
     `stream_stats`."""
     encoded = list[Any]()
+    announce(f"Reading {source.path}." if recipe.streaming else f"Reading and tokenising {source.path}.")
     for name, rows in loading.load(source, recipe.streaming):
         encode = row_encoder(name, source, encoder, recipe.skip_bad)
         if isinstance(rows, IterableDataset):

@@ -12,6 +12,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rewired.evaluate.divergence import divergence
+from rewired.progress import Progress, announce
+
+from ..data.counted import counted
 
 _FAR_ABOVE = 3.0  # times the best loss so far: more than the noise between batches
 _HIGH = 4.0  # nats a token: above a healthy model's cross-entropy on any text, however easy the texts before were
@@ -121,6 +124,10 @@ class MeasureDivergence(TrainerCallback):
     ) -> None:
         """Measures before the first step, unless the training is resumed."""
         if state.global_step == 0:
+            announce(
+                f"Before the first step, and every {counted(self.every, 'step')}: KL to the original on "
+                f"{counted(len(self.texts), 'held-out row')} of {counted(sum(map(len, self.texts)), 'token')}."
+            )
             self._measure(others["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
@@ -134,9 +141,13 @@ class MeasureDivergence(TrainerCallback):
         was_training = model.training
         model.eval()
         texts = [ids.to(model.device) for ids in self.texts]
-        measured = divergence(
-            lambda ids: model(input_ids=ids, original=True), lambda ids: model(input_ids=ids).logits, texts
-        )
+        with Progress("held-out row", len(texts)) as progress:
+            measured = divergence(
+                lambda ids: model(input_ids=ids, original=True),
+                lambda ids: model(input_ids=ids).logits,
+                texts,
+                progress.advance,
+            )
         model.train(was_training)
         kl, perplexity, top1 = measured.kl, measured.perplexity, measured.agreement[1]
         self.log({"held_out_kl": kl, "held_out_perplexity": perplexity, "held_out_top1": top1})

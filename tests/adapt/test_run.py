@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,24 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
         "## Training" in card and "kd_weight: 1.0" in card and "the weights were trained since: see Training." in card
     )
     check_names(card)
+
+
+def test_what_takes_long_before_the_first_step_is_told(
+    keys: dict[str, Any], rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In lines of their own, where stderr is no terminal."""
+    keys |= {"refit": str(rows), "refit_tokens": 1024, "eval_steps": 2, "max_steps": 2, "packing": True}
+    monkeypatch.setattr("rewired.progress._LONG", 0.0)
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys)) == 0
+    err = capfd.readouterr().err.replace("\r", "\n")
+    lines = [line for line in err.splitlines() if line and not re.search(r"\d%|\[", line)]  # no bars of libraries
+    assert lines[:2] == [f"Reading and tokenising {rows}.", f"Rewiring {keys['model']} and refitting it."]
+    assert [line for line in lines if line.startswith("refit")] == [f"refit: layer {n} of 4" for n in range(1, 5)]
+    assert lines[6:8] == ["Loading the model and its original.", "Packing rows to 128 tokens."]
+    assert re.fullmatch(
+        r"Before the first step, and every 2 steps: KL to the original on 4 held-out rows of \d+ tokens\.", lines[8]
+    )
+    assert lines[9] == "held-out row 1 of 4, about 0 s left"
 
 
 def test_tensorboard_draws_what_is_logged(keys: dict[str, Any], tmp_path: Path) -> None:
