@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from rewired.convert.card import card_of_trained
 from .data.counted import counted
 
 _DIGITS = 4
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_BASE_MODEL = re.compile(r"^base_model: *[\"']?(?P<name>[^\"'\n]+?)[\"']? *\n", re.MULTILINE)  # one, not a list
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 
@@ -31,7 +35,8 @@ def card(
     `earlier` is the trained model that `start` was rewired from, if any; `original` is the name of the original,
     None if only the start's own card knows it.
     """
-    before = card_of_trained(_read(start), name, original)
+    untrained = _read(start)
+    before = _with_base_model(card_of_trained(untrained, name, original), original or "", untrained)
     if earlier is not None and earlier != start:
         before = before.rstrip() + "\n" + _trainings(_read(earlier))
     for part in (_CURVES, _LOGGED):
@@ -49,6 +54,21 @@ def card(
         notes="\n".join(f"- {note}" for note in notes),
         rows="\n".join(_rows(history)),
     )
+
+
+def _with_base_model(card: str, original: str, untrained: str) -> str:
+    """`card` with the original's id on the hub as its `base_model` or, of an original in a folder, with the id that
+    the `untrained` model's card has. Without an id it names none, since the hub would find nothing there.
+    """
+    front_matter = re.match(r"---\n.*?^---\n", card, re.DOTALL | re.MULTILINE)
+    if front_matter is None:
+        return card
+    declared = _BASE_MODEL.search(untrained)
+    ids = [name for name in (original, declared["name"] if declared else "") if _HUB_ID.fullmatch(name)]
+    rest = _BASE_MODEL.sub("", front_matter[0], count=1).removeprefix("---\n")
+    if not ids or re.search(r"^base_model:", rest, re.MULTILINE):  # or a merge's list of bases, which stays
+        return f"---\n{rest}{card[front_matter.end() :]}"
+    return f"---\nbase_model: {json.dumps(ids[0])}\n{rest}{card[front_matter.end() :]}"
 
 
 def _trainings(text: str) -> str:

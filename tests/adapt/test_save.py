@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rewired.adapt.card import card
 from rewired.adapt.start import original_of
 from rewired.checkpoint.rewired_llama import AUTO_MAP, MODEL_CODE
 from rewired.evaluate.evaluate import Request, evaluate
@@ -72,11 +74,36 @@ def test_a_hybrid_is_not_called_the_original(keys: dict[str, Any], dense: Path, 
     """Of a checkpoint that was converted only, its own card knows what it was made of."""
     model = make_rewired(dense, tmp_path / "model", LADDER)
     made = train(tmp_path / "r.yaml", **keys | {"model": str(model), "wiring": None, "max_steps": 1})
-    lines = (made / "README.md").read_text().splitlines()
-    assert 'base_model: "dense"' in lines and not any(line.startswith("`model`, rewired") for line in lines)
+    text = (made / "README.md").read_text()
+    assert "\n`dense`, rewired" in text and "\n`model`, rewired" not in text
     assert original_of(made) is None
     again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "wiring": None, "output_dir": str(tmp_path / "2")})
-    assert 'base_model: "dense"' in (again / "README.md").read_text()
+    assert "\n`dense`, rewired" in (again / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("declared", "original", "expected"),
+    [
+        ('base_model: "dense"\n', "dense", ""),
+        ('base_model: "org/model"\n', "org/model", 'base_model: "org/model"\n'),
+        ('base_model: "start"\n', "org/model", 'base_model: "org/model"\n'),
+        ("", "org/model", 'base_model: "org/model"\n'),
+        ('base_model: "org/model"\n', "dense", 'base_model: "org/model"\n'),
+        ('base_model: "org/model"\n', None, 'base_model: "org/model"\n'),
+        ("base_model:\n- org/one\n- org/two\n", "merged", "base_model:\n- org/one\n- org/two\n"),
+    ],
+)
+def test_the_base_model_of_a_card_is_an_id_on_the_hub(
+    declared: str, original: str | None, expected: str, dense: Path, tmp_path: Path
+) -> None:
+    """A folder's name would link to nothing; a merge's list stays."""
+    start = make_rewired(dense, tmp_path / "model", LADDER)
+    written = re.sub(r"^base_model: .*\n", "", (start / "README.md").read_text(), flags=re.MULTILINE)
+    (start / "README.md").write_text(written.replace("---\n", f"---\n{declared}", 1))
+    record = {"tokens": 8, "steps": 2, "tokens_before": 0}
+    trained = card(start, None, "out", original, {}, [], record, [])
+    assert trained.startswith(f"---\n{expected}library_name: transformers\n")
+    assert trained.count("base_model") == len(expected.splitlines()[:1])
 
 
 def test_a_folder_in_the_models_own_is_not_copied(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
