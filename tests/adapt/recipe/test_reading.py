@@ -100,12 +100,19 @@ def test_a_recipe_of_the_package_goes_by_its_name(name: str, tmp_path: Path, mon
     assert read(Path(name), [])[0].recipe.model == "some/model"
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m-ladder-distil", "recipes/smollm2-135m-ladder-distill.yaml"])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("smollm2-135m-ladder-distil", "smollm2-135m-ladder-distill"),
+        ("recipes/smollm2-135m-ladder-distill.yaml", "smollm2-135m-ladder-distill"),
+        ("llama-3.1-8b-lader-16l-sft", "llama-3.1-8b-ladder-16l-sft"),
+    ],
+)
 def test_a_name_that_is_nearly_one_of_the_packages_is_told(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"no recipe {name}: did you mean smollm2-135m-ladder-distill.$"):
+    with pytest.raises(ValueError, match=f"no recipe {name}: did you mean {near}.$"):
         read(Path(name), [])
     with pytest.raises(ValueError, match="no recipe zzz: `adapt --list` shows those that come with the package"):
         read(Path("zzz"), [])
