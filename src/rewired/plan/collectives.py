@@ -1,0 +1,150 @@
+"""All-reduce times: interpolated between measured ones where there are any, a ring's latency and bandwidth elsewhere.
+
+The measurements are those of NVIDIA's aiconfigurator (collectives.csv; its first line gives source and licence).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from .hardware import Hardware
+
+LIBRARIES = ("vllm", "trtllm", "nccl")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured seconds by size in bytes, for one number of GPUs."""
+
+    sizes: tuple[float, ...]  # rising
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Interpolated in log size and log time; smaller ones take as long as the smallest, larger ones in proportion."""
+        if size <= self.sizes[0]:
+            return self.seconds[0]
+        if size >= self.sizes[-1]:
+            return self.seconds[-1] * size / self.sizes[-1]
+        right = bisect_right(self.sizes, size)
+        left = right - 1
+        share = math.log(size / self.sizes[left]) / math.log(self.sizes[right] / self.sizes[left])
+        return self.seconds[left] ** (1 - share) * self.seconds[right] ** share
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring all-reduce of N GPUs: base + 2 (N - 1) step + 2 (N - 1) / N size / bandwidth."""
+
+    base: float  # seconds
+    step: float  # seconds
+    bandwidth: float  # bytes/s
+
+    def at(self, size: float, gpus: int) -> float:
+        return self.base + 2 * (gpus - 1) * self.step + 2 * (gpus - 1) / gpus * size / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Network:
+    """The stage of an all-reduce between nodes: a tree in which chunks of the best size follow one another.
+
+    Latency L and the time B of its bytes then add up to (sqrt(L) + sqrt(B))^2.
+    """
+
+    step: float  # seconds from node to node
+    bandwidth: float  # bytes/s of a node
+
+    def at(self, size: float, nodes: int, gpus: int) -> float:
+        latency = 2 * math.ceil(math.log2(nodes)) * self.step
+        return (math.sqrt(latency) + math.sqrt(2 * (gpus - 1) / gpus * size / self.bandwidth)) ** 2
+
+
+@dataclass(frozen=True)
+class Copies:
+    """NCCL without peer-to-peer access (NCCL_P2P_DISABLE=1): small messages are copied through the host's memory.
+
+    Large ones are still reduced by the NVLink switches (NVLS), which the switch does not turn off.
+    """
+
+    near: Ring  # up to four GPUs, which hang on one processor
+    far: Ring
+    up_to_here: float  # bytes of a message that is copied, on one node
+    up_to_across: float  # and between nodes
+    nvls_slack: float  # seconds that a larger one takes longer than with peer-to-peer access
+
+    def ring(self, gpus: int) -> Ring:
+        return self.near if gpus <= 4 else self.far
+
+    def up_to(self, nodes: int) -> float:
+        return self.up_to_here if nodes == 1 else self.up_to_across
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """All-reduce times of a machine, within a node and between nodes.
+
+    `slack` is what an all-reduce takes longer inside a model than in a loop of nothing else: launches, and ranks that
+    come late.
+    """
+
+    curves: Mapping[int, Curve]  # by number of GPUs
+    ring: Ring
+    network: Network
+    gpus_per_node: int
+    slack: float = 0.0
+    scale: float = 1.0  # to a machine where they were measured, by --calibrate
+    copies: Copies | None = None  # without peer-to-peer access
+
+    def seconds(self, size: float, gpus: int) -> float:
+        """Of `size` bytes on each of `gpus` GPUs; nothing on one."""
+        if gpus == 1:
+            return 0.0
+        nodes = math.ceil(gpus / self.gpus_per_node)
+        if self.copies is not None and size <= self.copies.up_to(nodes):
+            within = self.copies.ring(gpus).at(size, min(gpus, self.gpus_per_node))
+        else:
+            within = self._within_node(size, min(gpus, self.gpus_per_node))
+        between = self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
+        return self.scale * (within + between + self.slack)
+
+    def _within_node(self, size: float, gpus: int) -> float:
+        """Numbers of GPUs that were not measured take as long as the next larger one that was."""
+        slack = 0.0 if self.copies is None else self.copies.nvls_slack
+        counts = [count for count in self.curves if count >= gpus]
+        return (self.curves[min(counts)].at(size) if counts else self.ring.at(size, gpus)) + slack
+
+
+@cache
+def measured_curves(hardware: str, library: str) -> Mapping[int, Curve]:
+    """All-reduces that were measured, by number of GPUs; none for a machine or library without measurements."""
+    points: dict[int, dict[float, float]] = {}
+    for row in _rows():
+        if (row["hardware"], row["library"], row["collective"]) == (hardware, library, "all_reduce"):
+            points.setdefault(int(row["gpus"]), {})[float(row["bytes"])] = float(row["microseconds"]) * 1e-6
+    return {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
+
+
+def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:
+    """Raises ValueError where this library was not measured on this machine."""
+    if library not in LIBRARIES:
+        raise ValueError(f"There is no library '{library}': choose one of {', '.join(LIBRARIES)}.")
+    if hardware.measured is None:
+        return {}
+    curves = measured_curves(hardware.measured, library)
+    if not curves:
+        there = [name for name in LIBRARIES if measured_curves(hardware.measured, name)]
+        raise ValueError(
+            f"No all-reduce of {library} was measured on {hardware.title}: choose --library {' or '.join(there)}."
+        )
+    return curves
+
+
+@cache
+def _rows() -> Sequence[Mapping[str, str]]:
+    text = (files("rewired.plan") / "collectives.csv").read_text("utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))

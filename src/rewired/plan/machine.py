@@ -1,0 +1,88 @@
+"""A machine with an engine on it: hardware, library and number of ranks, and what they promise together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rewired.checkpoint.llama import LlamaShape
+from rewired.model.wiring import Wiring
+
+from . import engine as engines
+from . import hardware as machines
+from .collectives import AllReduce, Network, Ring, curves_of
+from .compute import Rank, Step
+from .engine import Engine
+from .hardware import Hardware
+from .timeline import PassTime, pass_time
+
+# How wrong all-reduce times and the hidden share may be: most published speedups lie in what follows (docs/plan.md).
+COMMUNICATION_ERROR = 0.2
+HIDE_ERROR = 0.1
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of a model: `batch` sequences with a prompt, and tokens to generate after it."""
+
+    batch: int
+    prompt: int
+    new: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A prefill, and a decoding step in the middle of the generation."""
+
+    prefill: PassTime
+    decode: PassTime
+    load: Load
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole; the prefill yields the first of the new tokens."""
+        return self.prefill.seconds + (self.load.new - 1) * self.decode.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.load.batch * self.load.new / self.seconds
+
+
+@dataclass(frozen=True)
+class Machine:
+    hardware: Hardware
+    engine: Engine
+    all_reduce: AllReduce
+    tp: int
+
+    def generate(self, shape: LlamaShape, wiring: Wiring, load: Load, communicates: bool = True) -> Generation:
+        rank = Rank(shape, self.hardware, self.engine, self.tp)
+
+        def time(step: Step) -> PassTime:
+            return pass_time(rank, self.all_reduce, wiring, step, communicates)
+
+        prefill = time(Step(load.batch, load.prompt, load.prompt))
+        return Generation(prefill, time(Step(load.batch, 1, load.prompt + load.new / 2)), load)
+
+    def off_by(self, sign: int) -> Machine:
+        """A machine on which wirings win less (-1) or more (1), as far as this one may be off."""
+        scale = self.all_reduce.scale * (1 + COMMUNICATION_ERROR) ** sign
+        hide = min(1.0, self.engine.hide + sign * HIDE_ERROR)
+        least = min(1.0, self.engine.hide_least + sign * HIDE_ERROR)
+        engine = replace(self.engine, hide=hide, hide_least=least)
+        return replace(self, engine=engine, all_reduce=replace(self.all_reduce, scale=scale))
+
+
+def serving_machine(hardware: str, library: str, tp: int) -> Machine:
+    """An engine such as vLLM on hardware of that name. Raises ValueError for what there is no such thing of."""
+    sheet, engine = machines.load(hardware), engines.load("serving")
+    return Machine(sheet, engine, all_reduces(sheet, engine, library), tp)
+
+
+def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
+    return AllReduce(
+        curves_of(sheet, library),
+        Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share),
+        Network(engine.network_step, sheet.network_bandwidth * sheet.gpus_per_node),
+        sheet.gpus_per_node,
+        slack=engine.slack,
+    )

@@ -1,0 +1,47 @@
+"""Shapes of models: by the short names of shapes.toml, or of a checkpoint's config.json."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.llama import LlamaShape
+from rewired.sources import find_source
+
+
+@cache
+def named_shapes() -> dict[str, LlamaShape]:
+    table = tomllib.loads((files("rewired.plan") / "shapes.toml").read_text("utf-8"))
+    return {name: LlamaShape.from_config({"model_type": "llama", **sizes}) for name, sizes in table.items()}
+
+
+def find_shape(model: str) -> LlamaShape:
+    """The shape that a short name, a checkpoint's folder or a hub id means. Raises ValueError if there is none."""
+    name = model.lower().removesuffix("-instruct")
+    if name in named_shapes() and not Path(model).is_dir():
+        return named_shapes()[name]
+    try:
+        source = find_source(model)
+    except ValueError as error:
+        raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
+    with TemporaryDirectory(prefix="rewired-") as scratch:
+        return Checkpoint.open(source.preview(Path(scratch))).shape
+
+
+def attention_weights(shape: LlamaShape) -> int:
+    """How many weights the projections of one layer's attention have."""
+    heads = shape.num_attention_heads + shape.num_key_value_heads
+    return 2 * shape.hidden_size * heads * shape.head_dim
+
+
+def mlp_weights(shape: LlamaShape) -> int:
+    return 3 * shape.hidden_size * shape.intermediate_size
+
+
+def head_weights(shape: LlamaShape) -> int:
+    """How many weights turn the last stream into logits."""
+    return shape.vocab_size * shape.hidden_size

@@ -1,0 +1,57 @@
+"""The time of a forward pass: one walk over a wiring's modules, whatever the wiring.
+
+A collective that nothing hides is waited for whole. One that runs behind the next module's compute w is waited for
+max(c - w, (1 - hide) c) of its time c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rewired.model.wiring import ModuleWiring, Wiring
+
+from .collectives import AllReduce
+from .compute import Rank, Step
+
+_ITEM = 2  # bytes of a 16-bit number
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Where the time of a forward pass goes, in seconds."""
+
+    attention: float
+    mlp: float
+    head: float
+    communication: float  # of all collectives, hidden or not
+    waited: float  # the part of it that compute waits for
+
+    @property
+    def seconds(self) -> float:
+        return self.attention + self.mlp + self.head + self.waited
+
+
+def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
+    """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
+    attention, mlp = rank.attention(step), rank.mlp(step)
+    modules = wiring.modules
+    works = [mlp if index % 2 else attention - fused_saving(rank, each) for index, each in enumerate(modules)]
+    communication = waited = 0.0
+    for index, module in enumerate(modules):
+        if not (communicates and module.launches):
+            continue
+        size = step.rows * module.shared_channels * _ITEM
+        seconds = all_reduce.seconds(size, rank.tp)
+        communication += seconds
+        waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
+    return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), communication, waited)
+
+
+def exposed(collective: float, work: float, hide: float) -> float:
+    """The seconds that are waited for of a collective behind `work` seconds of compute, of which `hide` can run there."""
+    return max(collective - work, (1 - hide) * collective)
+
+
+def fused_saving(rank: Rank, module: ModuleWiring) -> float:
+    """What an engine saves that computes a parallel layer's attention and MLP as one module."""
+    return rank.engine.fused_saving if module.region.preset == "parallel" else 0.0

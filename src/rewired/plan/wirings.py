@@ -1,0 +1,64 @@
+"""The wirings that are compared, and the layers that each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rewired.checkpoint.llama import LlamaShape
+from rewired.model.wiring import Wiring
+
+STANDARD, UPPER = "standard", "none"  # none: no communication at all, which computes something wrong
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "ladder": {"preset": "ladder"},
+    "ladder-peek": {"preset": "ladder", "peek": True},
+    "parallel": {"preset": "parallel"},
+    "parallel-overlap": {"preset": "parallel", "overlap": True},
+    "desync-2x": {"preset": "desync", "every": 2},
+    "desync-4x": {"preset": "desync", "every": 4},
+    "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
+}
+SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A wiring of the last layers, or one that `rewired select` chose."""
+
+    name: str  # one of PRESETS, standard, none, or what a selection calls it
+    layers: str
+    wiring: Wiring
+    share: float  # of the layers that are rewired
+    kl: float | None = None  # of this very model, where it was measured
+
+    @property
+    def communicates(self) -> bool:
+        return self.name != UPPER
+
+    @property
+    def is_rewired(self) -> bool:
+        return bool(self.wiring.rewired_regions)
+
+
+def whole(shape: LlamaShape, name: str) -> Wiring:
+    """All layers as `name`."""
+    return shape.wiring([{"layers": "0-", **PRESETS[name]}] if name in PRESETS else [])
+
+
+def candidates(shape: LlamaShape) -> list[Candidate]:
+    """Standard, every preset on the last layers of each of SHARES, and the bound of what can be won."""
+    dense, layers = shape.wiring([]), shape.num_hidden_layers
+    starts = sorted({min(layers - 1, round(layers * (1 - share))) for share in SHARES}, reverse=True)
+    rewired = [
+        Candidate(
+            name,
+            f"{start}-{layers}",
+            shape.wiring([{"layers": f"{start}-{layers}", **entry}]),
+            (layers - start) / layers,
+        )
+        for name, entry in PRESETS.items()
+        for start in starts
+    ]
+    return [Candidate(STANDARD, "", dense, 0.0), *rewired, Candidate(UPPER, "", dense, 0.0)]
