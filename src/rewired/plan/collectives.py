@@ -26,7 +26,7 @@ class Curve:
     seconds: tuple[float, ...]
 
     def at(self, size: float) -> float:
-        """Interpolated in log size and log time; smaller ones take as long as the smallest, larger ones in proportion."""
+        """Interpolated in log size and log time; constant below the smallest size, in proportion above the largest."""
         if size <= self.sizes[0]:
             return self.seconds[0]
         if size >= self.sizes[-1]:

@@ -1,4 +1,4 @@
-"""Compute times of a layer's modules on one rank, by the roofline: no faster than its arithmetic or its memory allows."""
+"""Compute times of a layer's modules on one rank, by the roofline: as slow as its arithmetic or its memory traffic."""
 
 from __future__ import annotations
 

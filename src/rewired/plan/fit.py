@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import caat_benchmark
 from .benchmark import NAME, Measured, Run, predicted_speedup, published, tokens_per_second
 from .wirings import STANDARD
+
+_LADDER = "# The Ladder paper's benchmark, by `python -m rewired.plan.fit`: 70B on H100, and what its text says."
+_CAAT = "# CAAT-Net's benchmark, by the same command: its 70B on Gaudi 3."
 
 # name: (prior, its standard deviation in the logarithm)
 PRIORS = {
@@ -35,6 +39,7 @@ PRIORS = {
     "bandwidth": (27e9, 0.4),
     "far_bandwidth": (1.7, 0.4),  # times smaller than a near one
 }
+_OWN = ("flops_share", "memory_share", "slack", "network_step", "hide", "hide_loss", "fused_saving", "cache_passes")
 # What the paper's text says of other models, and how exactly: its tables of them are not in our copy. The two small
 # ones are the models that the authors trained, whose sizes they do not give (shapes.toml).
 TEXT = (
@@ -50,8 +55,7 @@ THROUGHPUT_ERROR, SPEEDUP_ERROR = 0.04, 0.01  # how far off a run may be to coun
 def parameters(values: Mapping[str, float]) -> dict[str, Any]:
     """The table of engines.toml that fitted `values` make, with the benchmark's habits."""
     overhead, part = values["overhead"], values["attention_part"]
-    names = "flops_share memory_share slack network_step hide hide_loss fused_saving cache_passes".split()
-    return {name: values[name] for name in names} | {
+    return {name: values[name] for name in _OWN} | {
         "attention_overhead": overhead * part,
         "mlp_overhead": overhead * (1 - part),
         "hide_least": 0.6,
@@ -128,26 +132,37 @@ def mean_absolute(off: Sequence[float]) -> float:
     return sum(map(abs, off)) / len(off)
 
 
-def toml(table: Mapping[str, Any]) -> str:
-    lines = [f'["{NAME}"]', *(_line(name, value) for name, value in table.items() if name != "without_p2p")]
-    copies = [f'["{NAME}".without_p2p]', *(_line(name, value) for name, value in table["without_p2p"].items())]
-    return "\n".join([*lines, "", *copies, ""])
-
-
-def _line(name: str, value: Any) -> str:
-    return f"{name} = {f'{value:.4g}' if isinstance(value, float) else str(value).lower()}"
+def toml(name: str, table: Mapping[str, Any]) -> str:
+    """A table and its subtables."""
+    lines = [f"[{name}]"]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", toml(f"{name}.{key}", value)]
+        else:
+            lines.append(f"{key} = {f'{value:.4g}' if isinstance(value, float) else str(value).lower()}")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    table = fit(published())
-    print(f"fitted: mean absolute error {mean_absolute(points(published(), table)):.2f} points of speedup")
+    table, caat = fit(published()), caat_benchmark.fit()
     if "--score" in sys.argv[1:]:
-        for name, group in GROUPS.items():
-            print(f"left out {name} in turn: {mean_absolute(left_out(group)):.2f}", flush=True)
+        _score(table, caat)
         return
     file = Path(__file__).with_name("engines.toml")
-    serving = file.read_text("utf-8").split(f'["{NAME}"]')[0]
-    file.write_text(serving + toml(table), "utf-8")
+    assumed = file.read_text("utf-8").split(_LADDER)[0]
+    tables = f"{_LADDER}\n{toml(NAME, table)}\n\n{_CAAT}\n{toml(caat_benchmark.NAME, caat)}\n"
+    file.write_text(assumed + tables, "utf-8")
+
+
+def _score(table: Mapping[str, Any], caat: Mapping[str, Any]) -> None:
+    print(f"Ladder benchmark, fitted runs: {mean_absolute(points(published(), table)):.2f} points of speedup")
+    runs = caat_benchmark.published()
+    for model, tp in dict.fromkeys((run.model, run.tp) for run in runs):
+        off = caat_benchmark.points([run for run in runs if (run.model, run.tp) == (model, tp)], caat)
+        seen = "fitted" if model == caat_benchmark.FITTED else "held out"
+        print(f"CAAT-Net benchmark, {model} at TP {tp}, {seen}: {mean_absolute(off):.2f} points of time saved")
+    for name, group in GROUPS.items():
+        print(f"Ladder benchmark, {name} left out in turn: {mean_absolute(left_out(group)):.2f}", flush=True)
 
 
 if __name__ == "__main__":

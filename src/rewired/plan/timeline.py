@@ -48,7 +48,7 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
 
 
 def exposed(collective: float, work: float, hide: float) -> float:
-    """The seconds that are waited for of a collective behind `work` seconds of compute, of which `hide` can run there."""
+    """The seconds waited for of a collective behind `work` seconds of compute, which can hide a share of it."""
     return max(collective - work, (1 - hide) * collective)
 
 

@@ -1,0 +1,91 @@
+"""CAAT-Net's benchmark: times to first token on Gaudi 3 as its authors measured them, and the same runs predicted.
+
+Fitted are three parameters, on the 70B's runs alone; 34B and 7B are held out.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from . import hardware
+from .collectives import AllReduce, Network, Ring
+from .compute import Rank, Step
+from .engine import Engine, engine_table
+from .shapes import named_shapes
+from .timeline import pass_time
+from .wirings import STANDARD, UPPER
+
+NAME = "caat-benchmark"
+PROMPT = 2048
+FITTED = "llama-2-70b"
+_PRIORS = {"flops_share": 0.4, "ring_base": 20e-6, "ring_share": 0.85}
+
+
+@dataclass(frozen=True)
+class Measured:
+    model: str
+    tp: int
+    batch: int
+    wiring: str  # standard, none, or the share of the channels that is reduced
+    seconds: float
+    saved: float  # the share of standard's time: the paper's speedup
+
+
+@cache
+def published() -> list[Measured]:
+    text = (files("rewired.plan") / "caat-ttft.csv").read_text("utf-8")
+    measured = []
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        for wiring in (STANDARD, "0.75", "0.5", "0.25", UPPER):
+            seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
+            run = Measured(row["model"], int(row["tp"]), int(row["batch"]), wiring, seconds, 1 - seconds / standard)
+            measured.append(run)
+    return measured
+
+
+def predicted_seconds(run: Measured, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
+    """Of its time to first token; of another wiring in its place, if one is given."""
+    engine, sheet = Engine(**(engine_table()[NAME] if table is None else table)), hardware.load("gaudi3")
+    ring = Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share)
+    # appendix C: on Gaudi, links between nodes and within them work at once, so 16 take as long as 8
+    all_reduce = AllReduce({}, ring, Network(0.0, math.inf), gpus_per_node=16)
+    shape, name = named_shapes()[run.model], wiring or run.wiring
+    entries: list[dict[str, Any]] = []
+    if name not in (STANDARD, UPPER):
+        entries = [{"layers": "0-", "preset": "partial", "shared_fraction": float(name)}]
+    rank = Rank(shape, sheet, engine, run.tp)
+    step = Step(run.batch, PROMPT, PROMPT)
+    return pass_time(rank, all_reduce, shape.wiring(entries), step, name != UPPER).seconds
+
+
+def points(runs: Sequence[Measured], table: Mapping[str, Any] | None = None) -> list[float]:
+    """Predicted less published share of time saved, in points, of all but standard runs."""
+    rewired = [run for run in runs if run.wiring != STANDARD]
+    saved = [1 - predicted_seconds(run, table) / predicted_seconds(run, table, STANDARD) for run in rewired]
+    return [100 * (share - run.saved) for share, run in zip(saved, rewired, strict=True)]
+
+
+def parameters(values: Mapping[str, float]) -> dict[str, Any]:
+    overheads = {"attention_overhead": 5e-6, "mlp_overhead": 5e-6, "slack": 0.0, "network_step": 0.0}
+    return {**values, "memory_share": 0.8, **overheads, "hide": 0.8, "hide_loss": 0.0, "hide_least": 0.6}
+
+
+def fit() -> dict[str, Any]:
+    """The parameters that come nearest to the 70B's times."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    runs = [run for run in published() if run.model == FITTED]
+
+    def residuals(logs: Any) -> list[float]:
+        table = parameters({name: math.exp(log) for name, log in zip(_PRIORS, logs, strict=True)})
+        return [math.log(predicted_seconds(run, table) / run.seconds) for run in runs]
+
+    logs = least_squares(residuals, np.log(list(_PRIORS.values())), diff_step=1e-3).x
+    return parameters({name: math.exp(log) for name, log in zip(_PRIORS, logs, strict=True)})

@@ -1,0 +1,157 @@
+"""The calibration: a machine whose times are scaled to what `rewired bench` measured on it.
+
+FILE is JSON with `rows`, each {"wiring", "model", "tp", "batch", "prompt", "prefill_seconds", "decode_seconds"}, of
+`standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run;
+and perhaps `all_reduce`, each {"gpus", "bytes", "seconds"}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rewired.checkpoint.llama import LlamaShape
+
+from .collectives import Curve
+from .compute import Rank, Step
+from .machine import Machine
+from .shapes import find_shape
+from .timeline import PassTime, pass_time
+from .wirings import STANDARD, UPPER, whole
+
+_STEPS = 30  # of an approximation
+_NUMBERS = ("tp", "batch", "prompt", "prefill_seconds", "decode_seconds")
+
+
+@dataclass(frozen=True)
+class _Row:
+    shape: LlamaShape
+    wiring: str
+    tp: int
+    batch: int
+    prompt: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.shape, self.tp, self.batch, self.prompt
+
+
+def calibrated(machine: Machine, file: Path) -> Machine:
+    """Raises ValueError for a file that is no bench report, or has no `none` beside a `standard` row."""
+    report = _report(file)
+    if report.get("all_reduce"):
+        machine = _with_curves(machine, report["all_reduce"], file)
+    rows = [_row(row, file) for row in report["rows"]]
+    runs = {(*row.key, row.wiring): row for row in rows}
+    pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, UPPER)))]
+    if not pairs:
+        raise ValueError(f"{file} has no run of '{UPPER}' beside one of '{STANDARD}': measure both with rewired bench.")
+    machine = _scale_compute(machine, [bound for _, bound in pairs])
+    if not report.get("all_reduce"):
+        machine = _scale_communication(machine, pairs)
+    ladders = [(row, bound, ladder) for row, bound in pairs if (ladder := runs.get((*row.key, "ladder")))]
+    return _hide(machine, ladders) if ladders else machine
+
+
+def _report(file: Path) -> Mapping[str, Any]:
+    try:
+        report = json.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{file} is no JSON file: --calibrate takes a results.json of `rewired bench`.") from None
+    if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
+        raise ValueError(f"{file} holds no 'rows': --calibrate takes a results.json of `rewired bench`.")
+    return report
+
+
+def _row(row: Any, file: Path) -> _Row:
+    try:
+        numbers = {name: row[name] for name in _NUMBERS}
+        shape, wiring = find_shape(row["model"]), str(row["wiring"])
+        if "layers" in row:
+            shape = replace(shape, num_hidden_layers=row["layers"])
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{file} has a row without wiring, model, {', '.join(_NUMBERS)}: {row!r}.") from None
+    _check_positive(numbers, file)
+    return _Row(shape, wiring, **numbers)
+
+
+def _check_positive(numbers: Mapping[str, Any], file: Path) -> None:
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{file} has {name} {value!r}: it must be a positive number.")
+
+
+def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], file: Path) -> Machine:
+    points: dict[int, dict[float, float]] = {}
+    for entry in entries:
+        try:
+            numbers = {name: entry[name] for name in ("gpus", "bytes", "seconds")}
+        except (KeyError, TypeError):
+            raise ValueError(f"{file} has an all_reduce without gpus, bytes, seconds: {entry!r}.") from None
+        _check_positive(numbers, file)
+        points.setdefault(numbers["gpus"], {})[numbers["bytes"]] = numbers["seconds"]
+    curves = {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
+    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves))
+
+
+def _scale_compute(machine: Machine, bounds: Sequence[_Row]) -> Machine:
+    """By what the engine takes longer without any communication: memory and overheads by decoding, products by prefill.
+
+    A prefill is not of products alone, so their share is found step by step.
+    """
+    decode = median(row.decode_seconds / _predicted(machine, row)[1].seconds for row in bounds)
+    engine = replace(
+        machine.engine,
+        memory_share=machine.engine.memory_share / decode,
+        attention_overhead=machine.engine.attention_overhead * decode,
+        mlp_overhead=machine.engine.mlp_overhead * decode,
+    )
+    for _ in range(_STEPS):
+        scaled = replace(machine, engine=engine)
+        prefill = median(row.prefill_seconds / _predicted(scaled, row)[0].seconds for row in bounds)
+        engine = replace(engine, flops_share=min(1.0, engine.flops_share / prefill))
+    return replace(machine, engine=engine)
+
+
+def _scale_communication(machine: Machine, pairs: Sequence[tuple[_Row, _Row]]) -> Machine:
+    """What is added by all-reduces, over what was predicted."""
+    ratios = [
+        max(measured, 0.0) / predicted.communication
+        for row, bound in pairs
+        for predicted, measured in zip(_predicted(machine, row), _added(row, bound), strict=True)
+        if predicted.communication
+    ]
+    scale = median(ratios) if ratios else 1.0
+    return replace(machine, all_reduce=replace(machine.all_reduce, scale=machine.all_reduce.scale * scale))
+
+
+def _hide(machine: Machine, triples: Sequence[tuple[_Row, _Row, _Row]]) -> Machine:
+    """The share of what all-reduces add that a ladder hides."""
+    shares = [
+        (standard - ladder) / standard
+        for row, bound, rewired in triples
+        for standard, ladder in zip(_added(row, bound), _added(rewired, bound), strict=True)
+        if standard > 0
+    ]
+    hide = min(1.0, max(0.0, median(shares))) if shares else machine.engine.hide
+    return replace(machine, engine=replace(machine.engine, hide=hide, hide_loss=0.0, hide_least=0.0))
+
+
+def _added(row: _Row, bound: _Row) -> tuple[float, float]:
+    return row.prefill_seconds - bound.prefill_seconds, row.decode_seconds - bound.decode_seconds
+
+
+def _predicted(machine: Machine, row: _Row) -> tuple[PassTime, PassTime]:
+    """A prefill and a decoding step just after it."""
+    rank = Rank(row.shape, machine.hardware, machine.engine, row.tp)
+    steps = Step(row.batch, row.prompt, row.prompt), Step(row.batch, 1, row.prompt + 1)
+    wiring, communicates = whole(row.shape, row.wiring), row.wiring != UPPER
+    prefill, decode = (pass_time(rank, machine.all_reduce, wiring, step, communicates) for step in steps)
+    return prefill, decode

@@ -1,0 +1,150 @@
+"""The command `rewired plan`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rewired.cli import sentences
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("plan")(_plan)
+
+
+def _plan(
+    model: Annotated[
+        str | None, typer.Argument(help="A shape (llama-3.1-70b, llama-3.2-1b, tiny, ...), a folder or a hub id.")
+    ] = None,
+    gpus: Annotated[str, typer.Option(metavar="N", help="How many GPUs: 8, or 2x8 for two nodes of eight.")] = "8",
+    hardware: Annotated[
+        str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
+    ] = "h100",
+    library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, trtllm or nccl.")] = "vllm",
+    tp: Annotated[
+        int | None, typer.Option(metavar="R", help="Tensor-parallel degree; by default all GPUs, else replicas of it.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt, or of a training sequence.")] = 2048,
+    new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 256,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Sequences at once, 1,16,64 by default; of a training step, one a GPU."),
+    ] = None,
+    goal: Annotated[str, typer.Option(help="What to rank by: ttft, latency (of a token), throughput; or train.")] = (
+        "throughput"
+    ),
+    max_kl: Annotated[
+        float | None, typer.Option(metavar="KL", help="The most that a wiring may cost, in nats a token.")
+    ] = None,
+    frontier: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also plan for the choices in this selection.json of select.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scale to this results.json of bench, of your own machine.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print where the time of a layer goes.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw speedup over KL into this PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    predict: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead, fill the column predicted_speedup of a CSV of the Ladder paper's runs: model, batch, tp, "
+            "nvlink, wiring.",
+        ),
+    ] = None,
+) -> None:
+    """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
+
+    Times follow from data sheets, measured all-reduces and a fit to published runs; docs/plan.md says how far they
+    were right. Ratios are promised, absolute times are not.
+
+    Examples:
+
+    ```
+    rewired plan llama-3.1-70b --gpus 8 --hardware h100 --batch 1,16,64 --max-kl 0.5
+    rewired plan llama-3.1-70b --gpus 4 --hardware l40s --library nccl --goal ttft --explain
+    rewired plan llama-3.1-8b --goal train --gpus 4x8
+    ```
+    """
+    with sentences("rewired plan"):
+        if predict is not None:
+            from .predict import fill
+
+            print(f"{predict}: predicted_speedup of {fill(predict)} rows.")
+            return
+        if model is None:
+            raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
+        nodes, gpus_per_node = _gpus(gpus)
+        if goal == "train":
+            _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
+            return
+        from .plan import PlanRequest, make_plan
+        from .report import print_plan, to_json
+
+        request = PlanRequest(
+            model,
+            hardware,
+            library,
+            nodes * gpus_per_node,
+            tp,
+            prompt,
+            new,
+            _batches(batch or "1,16,64"),
+            goal,
+            max_kl,
+            frontier,
+            calibrate,
+        )
+        plan = make_plan(request)
+        if plot is not None:
+            from .plots import draw
+
+            draw(plan, plot)
+        if as_json:
+            print(json.dumps(to_json(plan), indent=2))
+        else:
+            print_plan(plan, explain)
+
+
+def _train(
+    model: str, hardware: str, nodes: int, gpus_per_node: int, batch: str | None, tokens: int, as_json: bool
+) -> None:
+    from . import hardware as machines
+    from .grid_report import print_grids, to_json
+    from .grids import plan_grids
+    from .shapes import find_shape
+
+    sequences = _batches(batch or str(nodes * gpus_per_node))
+    if len(sequences) > 1:
+        raise ValueError(f"--batch {batch} is several: a training step has one number of sequences.")
+    if tokens < 1:
+        raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
+    sheet = machines.load(hardware)
+    plan = plan_grids(find_shape(model), sheet, nodes, gpus_per_node, sequences[0], tokens)
+    if as_json:
+        print(json.dumps(to_json(plan, nodes, gpus_per_node), indent=2))
+    else:
+        print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens)
+
+
+def _gpus(text: str) -> tuple[int, int]:
+    """Nodes, and GPUs in each."""
+    matched = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text)
+    if not matched:
+        raise ValueError(f"--gpus {text} is no number of GPUs: give 8, or 4x8 for four nodes of eight.")
+    return int(matched[1] or 1), int(matched[2])
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        batches = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        batches = ()
+    if not batches or min(batches) < 1:
+        raise ValueError(f"--batch {text} is no list of batches: give integers of at least 1, such as 1,16,64.")
+    return batches

@@ -1,0 +1,134 @@
+"""Grids of ranks for training, ranked by AxoNN's model of communication (papers/axonn-4d.txt, section V).
+
+A grid is tp x fsdp x replicate, from the innermost dimension out: neighbours share a layer's work, then its weights,
+then nothing. Ring times are those of equations 1 to 3, bandwidths those of equation 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rewired.checkpoint.llama import LlamaShape
+
+from .hardware import Hardware
+from .shapes import attention_weights, head_weights, mlp_weights
+
+_ITEM = 2  # bytes of a 16-bit number
+_STATE = 16  # bytes a weight: itself, its gradient, and AdamW's two moments and master copy in 32 bits
+_USABLE = 0.9  # of a GPU's memory
+_COMPUTE = 4  # forward passes of a step: one, one again for what was not stored, two backward
+
+
+def all_gather(gpus: int, size: float, bandwidth: float) -> float:
+    """Equation 1: seconds, of `size` bytes that each GPU sends."""
+    return (gpus - 1) * size / bandwidth
+
+
+def reduce_scatter(gpus: int, size: float, bandwidth: float) -> float:
+    """Equation 2."""
+    return (gpus - 1) / gpus * size / bandwidth
+
+
+def all_reduce(gpus: int, size: float, bandwidth: float) -> float:
+    """Equation 3."""
+    return 2 * (gpus - 1) / gpus * size / bandwidth
+
+
+def bandwidths(grid: Sequence[int], gpus_per_node: int, within: float, between: float) -> list[float]:
+    """Equation 10: the bandwidth of each dimension's rings, innermost first.
+
+    Rings that leave their node share its bandwidth with all those that run side by side.
+    """
+    rates, inner = [], 1
+    for size in grid:
+        rates.append(within if inner * size <= gpus_per_node else between / min(gpus_per_node, inner))
+        inner *= size
+    return rates
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Seconds of a step on a grid, and bytes of one rank. Computation is the same on all of them."""
+
+    tp: int
+    fsdp: int
+    replicate: int
+    tensor: float  # all-reduces of activations
+    weights: float  # all-gathers of weights, and reduce-scatters of their gradients
+    gradients: float  # all-reduces over replicas
+    compute: float
+    memory: float
+
+    @property
+    def communication(self) -> float:
+        return self.tensor + self.weights + self.gradients
+
+    def command(self, nodes: int, gpus_per_node: int) -> str:
+        launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} -m rewired.adapt RECIPE"
+        sizes = {"tp_size": self.tp, "fsdp_size": self.fsdp, "dp_replicate_size": self.replicate}
+        return " ".join([launch, *(f"--{name} {size}" for name, size in sizes.items() if size > 1)])
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    grids: list[Grid]  # best first
+    left_out: list[str]  # sentences
+
+
+def plan_grids(shape: LlamaShape, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int) -> GridPlan:
+    """Every grid of nodes * gpus_per_node ranks for steps of `batch` sequences of `tokens`.
+
+    Raises ValueError where none of them fits.
+    """
+    fitting, left_out = [], []
+    for tp, fsdp, replicate in _grids(nodes * gpus_per_node):
+        name = f"tp {tp} x fsdp {fsdp} x replicate {replicate}"
+        if refusal := _refusal(shape, tp, fsdp * replicate, batch):
+            left_out.append(f"{name}: {refusal}")
+            continue
+        grid = price(shape, sheet, gpus_per_node, (tp, fsdp, replicate), batch, tokens)
+        if grid.memory > sheet.memory * _USABLE:
+            left_out.append(f"{name}: needs {grid.memory / 1e9:.0f} GB a GPU of {sheet.memory / 1e9:.0f}.")
+            continue
+        fitting.append(grid)
+    if not fitting:
+        raise ValueError(f"No grid of {nodes}x{gpus_per_node} {sheet.title} fits; the last one, {left_out[-1]}")
+    return GridPlan(sorted(fitting, key=lambda grid: grid.communication), left_out)
+
+
+def price(
+    shape: LlamaShape, sheet: Hardware, gpus_per_node: int, grid: tuple[int, int, int], batch: int, tokens: int
+) -> Grid:
+    tp, fsdp, replicate = grid
+    node = sheet.network_bandwidth * gpus_per_node
+    inner, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
+    rows = batch * tokens / (fsdp * replicate)  # tokens of a step on each rank
+    layers = shape.num_hidden_layers
+    layer = attention_weights(shape) + mlp_weights(shape)
+    shard = _ITEM * layer / tp / fsdp
+    activations = _ITEM * rows * shape.hidden_size
+    numbers = layers * layer + head_weights(shape) * (1 if shape.tie_word_embeddings else 2)
+    flops = 2 * batch * tokens * (layers * layer + head_weights(shape)) * _COMPUTE
+    return Grid(
+        *grid,
+        tensor=6 * layers * all_reduce(tp, activations, inner),  # two of each layer: forward, again, and backward
+        weights=layers * (2 * all_gather(fsdp, shard, middle) + reduce_scatter(fsdp, _ITEM * layer / tp, middle)),
+        gradients=layers * all_reduce(replicate, shard, outer),
+        compute=flops / (math.prod(grid) * sheet.flops * 0.5),  # half of the peak, as good trainings reach
+        memory=_STATE * numbers / tp / fsdp + (layers + 8) * activations,  # each layer's input is stored
+    )
+
+
+def _grids(gpus: int) -> Iterator[tuple[int, int, int]]:
+    divisors = [count for count in range(1, gpus + 1) if gpus % count == 0]
+    return ((tp, fsdp, gpus // tp // fsdp) for tp in divisors for fsdp in divisors if gpus % (tp * fsdp) == 0)
+
+
+def _refusal(shape: LlamaShape, tp: int, data_ranks: int, batch: int) -> str | None:
+    try:
+        shape.check_shards(tp)
+    except ValueError as error:
+        return str(error)
+    return None if batch % data_ranks == 0 else f"{data_ranks} ranks do not share {batch} sequences evenly."

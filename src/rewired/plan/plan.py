@@ -1,0 +1,196 @@
+"""The plan: every wiring priced on one machine, ranked by what it wins."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewired.checkpoint.llama import LlamaShape
+
+from .calibration import calibrated
+from .frontier import Quality, quality, selected
+from .machine import Generation, Load, Machine, serving_machine
+from .memory import USABLE, cache_bytes, weight_bytes
+from .shapes import find_shape
+from .wirings import PRESETS, STANDARD, Candidate, candidates
+
+GOALS = ("ttft", "latency", "throughput")
+_ITEM = 2  # bytes of a 16-bit number
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    model: str
+    hardware: str = "h100"
+    library: str = "vllm"
+    gpus: int = 8
+    tp: int | None = None  # all of the GPUs, if None
+    prompt: int = 2048
+    new: int = 256
+    batches: tuple[int, ...] = (1, 16, 64)
+    goal: str = "throughput"
+    max_kl: float | None = None
+    frontier: Path | None = None
+    calibration: Path | None = None
+
+    def check(self) -> None:
+        """Raises ValueError with one sentence for what cannot be planned."""
+        counts = {"--gpus": self.gpus, "--prompt": self.prompt, "--new": self.new, "--tp": self.tp or 1}
+        for flag, value in counts.items() | {("--batch", batch) for batch in self.batches}:
+            if value < 1:
+                raise ValueError(f"{flag} is {value}: it must be at least 1.")
+        if self.gpus % (self.tp or 1):
+            raise ValueError(f"--tp {self.tp} does not divide --gpus {self.gpus}: choose a number that does.")
+        if self.goal not in GOALS:
+            raise ValueError(f"There is no goal '{self.goal}': choose one of {', '.join(GOALS)}, or train.")
+        if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl >= 0):
+            raise ValueError(f"--max-kl is {self.max_kl}: it must be a number of nats, at least 0.")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A wiring at one batch. Seconds, and bytes of one rank."""
+
+    candidate: Candidate
+    batch: int
+    ttft: float
+    token_time: float
+    tokens_per_second: float  # of all replicas
+    speedup: float  # over standard, by the goal
+    low: float
+    high: float
+    exposed: int  # all-reduces that a token waits for
+    waited_bytes: int  # of their messages, a token
+    quality: Quality | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    request: PlanRequest
+    machine: Machine
+    shape: LlamaShape
+    weights: float  # bytes of one rank
+    caches: dict[int, float]  # by batch, bytes of one rank
+    rows: list[Priced]  # best first within a batch
+    left_out: list[str]  # sentences
+
+    @property
+    def replicas(self) -> int:
+        return self.request.gpus // self.machine.tp
+
+    def best(self, count: int = 3) -> list[Candidate]:
+        """The rewired models that win most over all batches; of equally fast ones, those of the lower KL come first."""
+        rows: dict[tuple[str, str], list[Priced]] = {}
+        for row in self.rows:
+            if row.candidate.is_rewired:
+                rows.setdefault((row.candidate.name, row.candidate.layers), []).append(row)
+        ranked = sorted(rows.values(), key=lambda rows: (-math.prod(row.speedup for row in rows), _kl(rows[0])))
+        return [rows[0].candidate for rows in ranked[:count]]
+
+    def command(self, candidate: Candidate) -> str:
+        """The conversion that makes it."""
+        return convert_command(self.request.model, candidate, self.machine.tp, self.request.frontier)
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""
+    request.check()
+    shape = find_shape(request.model)
+    tp = request.tp or request.gpus
+    machine = serving_machine(request.hardware, request.library, tp)
+    shape.check_shards(tp)
+    if request.calibration is not None:
+        machine = calibrated(machine, request.calibration)
+    chosen, left_out = _within(request.max_kl, _candidates(request, shape))
+    weights, memory = weight_bytes(shape, tp), machine.hardware.memory * USABLE
+    rows: list[Priced] = []
+    too_large: list[str] = []
+    caches: dict[int, float] = {}
+    for batch in sorted(set(request.batches)):
+        load = Load(batch, request.prompt, request.new)
+        cache = cache_bytes(shape, tp, load)
+        if weights + cache > memory:
+            too_large.append(_too_large(batch, weights, cache, machine))
+            continue
+        caches[batch] = cache
+        rows += _price(machine, shape, chosen, load, request)
+    if not rows:
+        raise ValueError(too_large[0])
+    return Plan(request, machine, shape, weights, caches, rows, left_out + too_large)
+
+
+def _candidates(request: PlanRequest, shape: LlamaShape) -> list[Candidate]:
+    return candidates(shape) + (selected(request.frontier, shape) if request.frontier else [])
+
+
+def _within(max_kl: float | None, every: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """Those that cost at most `max_kl`, and a sentence on the others. Standard and the bound stay."""
+    if max_kl is None:
+        return list(every), []
+    costs = {candidate: quality(candidate) for candidate in every}
+    bad = [each for each in every if each.is_rewired and ((cost := costs[each]) is None or cost.kl > max_kl)]
+    names = ", ".join(f"{each.name} {each.layers}" for each in bad)
+    return [each for each in every if each not in bad], [f"Above a KL of {max_kl:g}: {names}."] if bad else []
+
+
+def _too_large(batch: int, weights: float, cache: float, machine: Machine) -> str:
+    sheet = machine.hardware
+    return (
+        f"Batch {batch} does not fit: {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache on each GPU, "
+        f"of which {sheet.title} has {sheet.memory / 1e9:.0f} GB, {USABLE:.0%} of it usable."
+    )
+
+
+def _price(
+    machine: Machine, shape: LlamaShape, chosen: Sequence[Candidate], load: Load, request: PlanRequest
+) -> list[Priced]:
+    """One batch's rows, best first."""
+    machines = [machine, machine.off_by(-1), machine.off_by(1)]
+    standard = [each.generate(shape, shape.wiring([]), load) for each in machines]
+    rows = []
+    for candidate in chosen:
+        runs = [each.generate(shape, candidate.wiring, load, candidate.communicates) for each in machines]
+        pairs = zip(standard, runs, strict=True)
+        gains = [_value(base, request.goal) / _value(run, request.goal) for base, run in pairs]
+        waiting = [module for module in candidate.wiring.modules if module.is_exposed and candidate.communicates]
+        rows.append(
+            Priced(
+                candidate,
+                load.batch,
+                runs[0].prefill.seconds,
+                runs[0].decode.seconds,
+                runs[0].tokens_per_second * (request.gpus // machine.tp),
+                speedup=gains[0],
+                low=min(gains),
+                high=max(gains),
+                exposed=len(waiting),
+                waited_bytes=sum(module.shared_channels for module in waiting) * _ITEM,
+                quality=quality(candidate),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.speedup, _kl(row)))
+
+
+def _kl(row: Priced) -> float:
+    return math.inf if row.quality is None else row.quality.kl
+
+
+def _value(run: Generation, goal: str) -> float:
+    """The seconds that the goal is about."""
+    return {"ttft": run.prefill.seconds, "latency": run.decode.seconds, "throughput": run.seconds}[goal]
+
+
+def convert_command(model: str, candidate: Candidate, tp: int, frontier: Path | None = None) -> str:
+    command = ["convert", model]
+    if candidate.name in PRESETS:
+        entry = PRESETS[candidate.name]
+        command += [f"--{entry['preset']}-layers", candidate.layers]
+        command += ["--desync-every", str(entry["every"])] if entry.get("every", 2) != 2 else []
+        command += ["--shared-fraction", str(entry["shared_fraction"])] if "shared_fraction" in entry else []
+        command += [f"--{modifier}" for modifier in ("peek", "overlap") if entry.get(modifier)]
+    elif candidate.name != STANDARD and frontier is not None:
+        command += ["--wiring", str(frontier.with_name("wiring.json"))]
+    return shlex.join([*command, "--tp-shards", str(tp), "--refit"])

@@ -1,0 +1,166 @@
+"""The plan for people and for programs: tables, the layer's times, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .caat import best_share, capacity
+from .compute import Rank, Step
+from .plan import Plan, Priced
+from .timeline import pass_time
+from .wirings import STANDARD, UPPER
+
+_SHOWN = 12  # rows a table; --json has all
+PROMISE = (
+    "Trust the ratios more than the times, which are of no engine in particular: docs/plan.md says what they were "
+    "checked against. 'none' has no communication at all, and computes something wrong: it is the bound."
+)
+
+
+def print_plan(plan: Plan, explain: bool) -> None:
+    from rich.console import Console
+
+    console, request, sheet = Console(), plan.request, plan.machine.hardware
+    replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
+    console.print(
+        f"{request.model} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, all-reduces of "
+        f"{request.library}; prompt {request.prompt}, {request.new} new tokens; ranked by {request.goal}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    for batch, cache in plan.caches.items():
+        console.print(_table(plan, batch, cache))
+    lines = list(plan.left_out)
+    if any(row.quality and row.quality.source.startswith("SmolLM2") for row in plan.rows):
+        lines.append("KL is SmolLM2-135M's, in nats a token of prose, after a refit; * as converted, before one.")
+    for line in [*lines, PROMISE]:
+        console.print(line, soft_wrap=True, highlight=False)
+    if explain:
+        _print_layer(console, plan)
+    console.print("The best three, to make:" if plan.best() else "No wiring is within the KL that was asked for.")
+    for candidate in plan.best():
+        console.print(f"    {plan.command(candidate)}", soft_wrap=True, highlight=False)
+
+
+def _table(plan: Plan, batch: int, cache: float) -> Any:
+    memory = f"{plan.weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache on each GPU"
+    headings = ("TTFT\nms", "token\nms", "tokens\n/s", "speedup", "range", "waits\n/token", "KiB", "KL")
+    grid = grid_of(f"batch {batch}: {memory}", ["wiring", *headings])
+    grid.columns[0].justify = "left"
+    for row in shown([row for row in plan.rows if row.batch == batch]):
+        grid.add_row(*_cells(row))
+    return grid
+
+
+def grid_of(title: str, headings: Sequence[str]) -> Any:
+    """An empty table that fits a narrow terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    padding = (0, 1, 0, 0)
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    for heading in headings:
+        grid.add_column(heading, justify="right", no_wrap=True)
+    return grid
+
+
+def shown(rows: Sequence[Priced]) -> list[Priced]:
+    """The first ones, and always standard and the bound."""
+    return [row for place, row in enumerate(rows) if place < _SHOWN or row.candidate.name in (STANDARD, UPPER)]
+
+
+def _cells(row: Priced) -> tuple[str, ...]:
+    kl = "" if row.quality is None else f"{row.quality.kl:.3f}{'' if row.quality.is_refitted else '*'}"
+    return (
+        f"{row.candidate.name} {row.candidate.layers}".strip(),
+        f"{row.ttft * 1e3:.4g}",
+        f"{row.token_time * 1e3:.2f}",
+        f"{row.tokens_per_second:.0f}",
+        f"{row.speedup:.3f}",
+        f"{row.low:.2f}-{row.high:.2f}",
+        str(row.exposed),
+        f"{row.waited_bytes / 1024:.0f}",
+        kl,
+    )
+
+
+def _print_layer(console: Any, plan: Plan) -> None:
+    headings = ("batch", "pass", "attention", "overhead", "MLP", "overhead", "all-reduce", "hidden")
+    grid = grid_of("where the time of a layer goes, microseconds", headings)
+    engine = plan.machine.engine
+    for batch in plan.caches:
+        for name, layer in layer_times(plan, batch).items():
+            overheads = engine.attention_overhead * 1e6, engine.mlp_overhead * 1e6
+            cells = layer["attention"], overheads[0], layer["mlp"], overheads[1], layer["all_reduce"]
+            grid.add_row(str(batch), name, *(f"{cell:.1f}" for cell in cells), f"{layer['hidden_at_most']:.0%}")
+    console.print(grid)
+    if plan.machine.tp > 1:
+        ratio, request = capacity(plan.machine), plan.request
+        share = best_share(plan.shape.hidden_size, request.prompt, ratio, plan.machine.tp)
+        console.print(
+            "Overhead is the part of a module that does not shrink with its work; hidden is the most of an all-reduce "
+            f"that compute can hide. CAAT-Net's law for a prefill: C is {ratio:.0f} FLOP a number reduced and p* "
+            f"{share:.3f}, the share of the channels at which all-reduces take as long as compute.",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def layer_times(plan: Plan, batch: int) -> dict[str, dict[str, float]]:
+    """Of prefill and decoding: microseconds of a standard layer, and the share of an all-reduce that can be hidden."""
+    rank = Rank(plan.shape, plan.machine.hardware, plan.machine.engine, plan.machine.tp)
+    request, layers = plan.request, plan.shape.num_hidden_layers
+    steps = {
+        "prefill": Step(batch, request.prompt, request.prompt),
+        "decode": Step(batch, 1, request.prompt + request.new / 2),
+    }
+    times = {}
+    for name, step in steps.items():
+        total = pass_time(rank, plan.machine.all_reduce, plan.shape.wiring([]), step)
+        times[name] = {
+            "attention": total.attention / layers * 1e6,
+            "mlp": total.mlp / layers * 1e6,
+            "all_reduce": total.communication / layers / 2 * 1e6,
+            "hidden_at_most": plan.machine.engine.hidden(2 * step.rows * plan.shape.hidden_size),
+        }
+    return times
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Everything in the tables, and more: times in seconds, sizes in bytes."""
+    request = plan.request
+    return {
+        "model": request.model,
+        "hardware": request.hardware,
+        "library": request.library,
+        "gpus": request.gpus,
+        "tp": plan.machine.tp,
+        "prompt": request.prompt,
+        "new": request.new,
+        "goal": request.goal,
+        "weight_bytes": plan.weights,
+        "cache_bytes": plan.caches,
+        "rows": [_row_json(row) for row in plan.rows],
+        "left_out": plan.left_out,
+        "layer_microseconds": {batch: layer_times(plan, batch) for batch in plan.caches},
+        "commands": [plan.command(candidate) for candidate in plan.best()],
+    }
+
+
+def _row_json(row: Priced) -> dict[str, Any]:
+    return {
+        "wiring": row.candidate.name,
+        "layers": row.candidate.layers,
+        "batch": row.batch,
+        "ttft_seconds": row.ttft,
+        "token_seconds": row.token_time,
+        "tokens_per_second": row.tokens_per_second,
+        "speedup": row.speedup,
+        "speedup_range": [row.low, row.high],
+        "exposed_all_reduces": row.exposed,
+        "exposed_bytes": row.waited_bytes,
+        "kl": row.quality and row.quality.kl,
+        "kl_is_refitted": row.quality and row.quality.is_refitted,
+        "kl_source": row.quality and row.quality.source,
+    }

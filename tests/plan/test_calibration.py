@@ -1,0 +1,85 @@
+"""`--calibrate`: a machine that was measured is found again, and reports that are none are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewired.plan.calibration import calibrated
+from rewired.plan.compute import Rank, Step
+from rewired.plan.machine import Machine, serving_machine
+from rewired.plan.shapes import named_shapes
+from rewired.plan.timeline import pass_time
+from rewired.plan.wirings import whole
+
+MODEL = "llama-3.2-1b"
+
+
+def report(machine: Machine) -> dict[str, Any]:
+    """What a bench would write on a machine that behaves as predicted."""
+    shape, rows = named_shapes()[MODEL], []
+    rank = Rank(shape, machine.hardware, machine.engine, machine.tp)
+    for wiring in ("standard", "none", "ladder"):
+        for batch in (1, 4):
+            steps = Step(batch, 1024, 1024), Step(batch, 1, 1025)
+            prefill, decode = (
+                pass_time(rank, machine.all_reduce, whole(shape, wiring), step, wiring != "none").seconds
+                for step in steps
+            )
+            row = {"wiring": wiring, "model": MODEL, "tp": machine.tp, "batch": batch, "prompt": 1024}
+            rows.append(row | {"prefill_seconds": prefill, "decode_seconds": decode})
+    return {"rows": rows}
+
+
+def written(content: Any, folder: Path) -> Path:
+    (folder / "results.json").write_text(json.dumps(content))
+    return folder / "results.json"
+
+
+def test_a_machine_is_found_again(tmp_path: Path) -> None:
+    """Slower products, slower memory and slower links."""
+    machine = serving_machine("h100", "nccl", 8)
+    slower = replace(
+        machine,
+        engine=replace(machine.engine, flops_share=machine.engine.flops_share / 2),
+        all_reduce=replace(machine.all_reduce, scale=1.7),
+    )
+    found = calibrated(machine, written(report(slower), tmp_path))
+    assert found.engine.flops_share == pytest.approx(slower.engine.flops_share, rel=0.03)
+    assert found.engine.memory_share == pytest.approx(machine.engine.memory_share, rel=0.01)
+    assert found.all_reduce.scale == pytest.approx(1.7, rel=0.01)
+    assert 0.5 < found.engine.hide < 0.9
+
+
+def test_measured_all_reduces_take_the_place_of_ours(tmp_path: Path) -> None:
+    machine = serving_machine("h100", "nccl", 2)
+    content = report(machine) | {"all_reduce": [{"gpus": 2, "bytes": 2**power, "seconds": 1e-3} for power in (10, 30)]}
+    found = calibrated(machine, written(content, tmp_path))
+    assert found.all_reduce.seconds(2**20, 2) == pytest.approx(1e-3 + machine.engine.slack)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ([], "holds no 'rows'"),
+        ({"rows": []}, "has no run of 'none' beside one of 'standard'"),
+        ({"rows": [{"wiring": "none"}]}, "has a row without wiring, model, tp"),
+        ({"rows": "all"}, "holds no 'rows'"),
+    ],
+)
+def test_what_is_no_report(change: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        calibrated(serving_machine("h100", "nccl", 8), written(change, tmp_path))
+
+
+@pytest.mark.parametrize("value", [0, -1, "fast", float("nan"), None])
+def test_rates_that_are_no_rates(value: Any, tmp_path: Path) -> None:
+    machine = serving_machine("h100", "nccl", 8)
+    content = report(machine)
+    content["rows"][0]["decode_seconds"] = value
+    with pytest.raises(ValueError, match=r"has decode_seconds .*: it must be a positive number"):
+        calibrated(machine, written(content, tmp_path))

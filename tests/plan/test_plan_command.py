@@ -1,0 +1,217 @@
+"""`rewired plan` on the command line: tables, JSON, the commands that it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rewired.cli import new_app
+from rewired.convert import cli as convert_cli
+from rewired.plan.cli import add_commands
+from rewired.plan.frontier import quality
+from rewired.plan.plan import convert_command
+from rewired.plan.shapes import named_shapes
+from rewired.plan.wirings import candidates
+
+TINY = ["tiny", "--prompt", "64", "--new", "8"]
+
+
+def run(*arguments: object) -> Result:
+    app = new_app()
+    app.callback()(lambda: None)
+    add_commands(app)
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "100"})
+
+
+def plan(*arguments: object) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_the_table() -> None:
+    done = run("llama-3.1-70b", "--explain", "--batch", "1")
+    assert done.exit_code == 0, done.output
+    for words in ("batch 1: 19.5 GB of weights", "ladder-peek", "none", "standard", "where the time of a layer goes"):
+        assert words in done.output
+    assert "SmolLM2-135M's" in done.output
+    assert done.output.count("\n    convert llama-3.1-70b ") == 3
+
+
+def test_the_json_is_ranked_and_complete() -> None:
+    report = plan("llama-3.1-70b", "--batch", "1,16")
+    for batch in (1, 16):
+        speedups = [row["speedup"] for row in report["rows"] if row["batch"] == batch]
+        assert len(speedups) == 30
+        assert speedups == sorted(speedups, reverse=True)
+    standard = next(row for row in report["rows"] if row["wiring"] == "standard")
+    assert (standard["speedup"], standard["exposed_all_reduces"], standard["kl"]) == (1, 160, 0)
+    assert standard["exposed_bytes"] == 160 * 8192 * 2
+    ladder = next(row for row in report["rows"] if (row["wiring"], row["layers"]) == ("ladder", "0-80"))
+    low, high = ladder["speedup_range"]
+    assert 1 < low < ladder["speedup"] < high
+    assert (ladder["exposed_all_reduces"], ladder["kl"]) == (1, 0.911)
+
+
+def test_vllm_wins_less_than_the_paper() -> None:
+    """Issue 36: hiding everything at batch 1 wins about 1.13 on vLLM's kernels, and far more on NCCL's."""
+    arguments = ("llama-3.1-70b", "--batch", "1", "--goal", "latency")
+    bounds = {library: plan(*arguments, "--library", library)["rows"][0] for library in ("vllm", "nccl")}
+    assert {row["wiring"] for row in bounds.values()} == {"none"}
+    assert bounds["vllm"]["speedup"] == pytest.approx(1.13, abs=0.03)
+    assert bounds["nccl"]["speedup"] > 1.3
+
+
+def test_on_pcie_fewer_bytes_win_more_than_overlap() -> None:
+    report = plan("llama-3.1-70b", "--hardware", "l40s", "--gpus", 4, "--goal", "ttft", "--batch", 1)
+    speedups = {row["wiring"]: row["speedup"] for row in report["rows"] if row["layers"] == "0-80"}
+    assert speedups["desync-4x"] > speedups["desync-2x"] > speedups["ladder"]
+
+
+@pytest.mark.parametrize("goal", ["ttft", "latency", "throughput"])
+def test_goals_rank_by_what_they_are_called(goal: str) -> None:
+    rows = plan("llama-3.1-8b", "--goal", goal, "--batch", "4", "--new", 100)["rows"]
+    dense = next(row for row in rows if row["wiring"] == "standard")
+    for row in rows:
+        seconds = {
+            "ttft": lambda one: one["ttft_seconds"],
+            "latency": lambda one: one["token_seconds"],
+            "throughput": lambda one: 1 / one["tokens_per_second"],
+        }[goal]
+        assert row["speedup"] == pytest.approx(seconds(dense) / seconds(row))
+        total = row["ttft_seconds"] + 99 * row["token_seconds"]
+        assert row["tokens_per_second"] == pytest.approx(4 * 100 / total)
+
+
+def test_max_kl_leaves_out_and_says_so() -> None:
+    report = plan(*TINY, "--max-kl", 0.3)
+    rewired = [row for row in report["rows"] if row["layers"]]
+    assert rewired and all(row["kl"] <= 0.3 for row in rewired)
+    assert report["left_out"][0].startswith("Above a KL of 0.3: ")
+
+
+def test_replicas_share_the_gpus() -> None:
+    one, two = plan(*TINY, "--gpus", 4, "--tp", 4), plan(*TINY, "--gpus", 8, "--tp", 4)
+    assert two["rows"][0]["tokens_per_second"] == pytest.approx(2 * one["rows"][0]["tokens_per_second"])
+
+
+def test_two_nodes_are_slower() -> None:
+    one, two = plan("llama-2-7b", "--gpus", "8"), plan("llama-2-7b", "--gpus", "2x8")
+    assert (
+        two["layer_microseconds"]["1"]["decode"]["all_reduce"] > one["layer_microseconds"]["1"]["decode"]["all_reduce"]
+    )
+
+
+def test_one_gpu_has_nothing_to_win() -> None:
+    assert {row["speedup"] for row in plan(*TINY, "--gpus", 1)["rows"]} == {1.0}
+
+
+def test_the_printed_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By convert's own command line, up to the conversion itself."""
+    asked: list[Any] = []
+
+    def convert(source: str, out: str | None, request: Any, **options: object) -> None:
+        asked.append(request)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(convert_cli, "convert", convert)
+    app = new_app()
+    app.callback()(lambda: None)
+    convert_cli.add_commands(app)
+    shape = named_shapes()["tiny"]
+    rewired = [candidate for candidate in candidates(shape) if candidate.is_rewired]
+    for candidate in rewired:
+        command = shlex.split(convert_command("model", candidate, 8))
+        CliRunner().invoke(app, command)
+        entries = [{name: value for name, value in entry.items() if value is not None} for entry in asked[-1].wiring]
+        assert shape.wiring(entries) == candidate.wiring
+    assert len(asked) == len(rewired)
+
+
+def test_a_batch_that_does_not_fit_is_left_out() -> None:
+    report = plan("llama-3.1-70b", "--batch", "1,1024")
+    assert {row["batch"] for row in report["rows"]} == {1}
+    assert report["left_out"][0].startswith("Batch 1024 does not fit: 19.5 GB of weights and 96.6 GB of cache")
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    assert run(*TINY, "--plot", tmp_path / "plan.png").exit_code == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_prints_launch_lines() -> None:
+    done = run("llama-3.1-8b", "--goal", "train", "--gpus", "4x8")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("torchrun --nnodes 4 --nproc-per-node 8 -m rewired.adapt RECIPE") == 3
+    report = plan("llama-3.1-8b", "--goal", "train", "--gpus", "4x8")
+    assert len(report["commands"]) == 3
+
+
+def test_a_checkpoint_s_folder(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert plan(tmp_path)["rows"][0]["speedup"] == plan("tiny")["rows"][0]["speedup"]
+
+
+def test_the_frontier_of_select(tmp_path: Path) -> None:
+    """Its candidates come beside ours, with the KL that was measured of this very model."""
+    entry = {"name": "chosen", "wiring": [{"layers": "1-3", "preset": "ladder"}], "measured": {"refitted": 0.0123}}
+    file = tmp_path / "selection.json"
+    file.write_text(json.dumps({"candidates": [entry, {**entry, "name": "the last 2", "measured": None}]}))
+    rows = plan(*TINY, "--frontier", file, "--max-kl", 0.02, "--batch", 1)
+    chosen = [row for row in rows["rows"] if row["layers"]]
+    assert [row["kl"] for row in chosen] == [0.0123]
+    assert rows["commands"] == [f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"]
+
+
+def test_quality_is_that_of_the_nearest_point() -> None:
+    found = {(each.name, each.layers): quality(each) for each in candidates(named_shapes()["smollm2-135m"])}
+    known = {key: value and (value.kl, value.is_refitted) for key, value in found.items()}
+    assert known["ladder-peek", "15-30"] == (0.106, True)
+    assert known["desync-2x", "8-30"] == (0.223, True)  # that of more layers
+    assert known["desync-4x", "0-30"] == (5.594, False)  # never refitted
+    assert known["standard", ""] == (0, True)
+    assert known["none", ""] is None
+
+
+BAD = {
+    "hardware": ([*TINY, "--hardware", "h1"], "There is no hardware 'h1'"),
+    "library": ([*TINY, "--library", "gloo"], "There is no library 'gloo'"),
+    "shape": (["llama-9-1b"], "There is no folder 'llama-9-1b'"),
+    "no model": ([], "Say which MODEL to plan for"),
+    "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
+    "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
+    "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is no number of GPUs"),
+    "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is no list of batches"),
+    "prompt": ([*TINY, "--prompt", "0"], "--prompt is 0: it must be at least 1"),
+    "goal": ([*TINY, "--goal", "fun"], "There is no goal 'fun'"),
+    "max kl": ([*TINY, "--max-kl", "nan"], "--max-kl is nan: it must be a number of nats"),
+    "memory": (["llama-3.1-405b"], "Batch 1 does not fit: 105.1 GB of weights"),
+    "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
+    "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is no JSON file"),
+    "predict": (["--predict", "none.csv"], "There is no file none.csv"),
+    "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
+    "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one number of sequences"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case: str) -> None:
+    arguments, sentence = BAD[case]
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_numbers_are_finite() -> None:
+    for row in plan("llama-3.1-8b", "--batch", "1,64")["rows"]:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))

@@ -1,0 +1,121 @@
+"""The walk over a wiring's modules, against a loop that is written anew here, and what must hold of any machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewired.plan import engine, hardware
+from rewired.plan.collectives import AllReduce, Network, Ring
+from rewired.plan.compute import Rank, Step
+from rewired.plan.machine import Load, Machine, serving_machine
+from rewired.plan.shapes import named_shapes
+from rewired.plan.timeline import exposed, pass_time
+from rewired.plan.wirings import PRESETS, whole
+
+SHAPE = named_shapes()["llama-3.2-1b"]
+STEP = Step(4, 1, 1000)
+RING = AllReduce({}, Ring(5e-6, 1e-6, 1e11), Network(7e-6, 4e11), 8)
+SECONDS = st.floats(0, 1, allow_subnormal=False)
+WIRINGS = st.sampled_from(["standard", *PRESETS])
+
+
+def rank(**changes: Any) -> Rank:
+    return Rank(SHAPE, hardware.load("h100"), replace(engine.load("serving"), **changes), 8)
+
+
+@given(SECONDS, SECONDS, st.floats(0, 1))
+def test_the_exposed_part_is_a_part(collective: float, work: float, hide: float) -> None:
+    waited = exposed(collective, work, hide)
+    assert 0 <= waited <= collective * (1 + 1e-12)
+    assert exposed(collective, work + 1, hide) <= waited
+    assert exposed(collective, 0, hide) == pytest.approx(collective)
+
+
+def test_a_ladder_by_hand() -> None:
+    """Every all-reduce hides behind the next module, but for the last one, which the final norm waits for."""
+    one = rank(hide=0.75, hide_loss=0.0)
+    attention, mlp = one.attention(STEP), one.mlp(STEP)
+    c = RING.seconds(4 * SHAPE.hidden_size * 2, 8)
+    waited = 0.0
+    for module in range(2 * SHAPE.num_hidden_layers - 1):
+        behind = mlp if module % 2 == 0 else attention
+        waited += max(c - behind, 0.25 * c)
+    took = pass_time(one, RING, whole(SHAPE, "ladder"), STEP)
+    assert took.waited == pytest.approx(waited + c)
+    assert took.seconds == pytest.approx(SHAPE.num_hidden_layers * (attention + mlp) + one.head(STEP) + waited + c)
+
+
+@pytest.mark.parametrize(
+    ("name", "reduces", "share"),
+    [("standard", 32, 1), ("parallel", 16, 1), ("desync-2x", 16, 1), ("desync-4x", 8, 1), ("partial-0.5", 32, 0.5)],
+)
+def test_exposed_wirings_by_hand(name: str, reduces: int, share: float) -> None:
+    """Of partial, the very last module reduces all."""
+    whole_size = 4 * SHAPE.hidden_size * 2
+    by_hand = (reduces - 1) * RING.seconds(share * whole_size, 8) + RING.seconds(whole_size, 8)
+    assert pass_time(rank(), RING, whole(SHAPE, name), STEP).waited == pytest.approx(by_hand)
+
+
+@settings(deadline=None, max_examples=40)
+@given(WIRINGS, st.sampled_from([1, 16, 64]), st.sampled_from([128, 2048]))
+def test_no_wiring_beats_no_communication(name: str, batch: int, prompt: int) -> None:
+    machine, load = serving_machine("h100", "vllm", 8), Load(batch, prompt, 64)
+    bound = machine.generate(SHAPE, whole(SHAPE, "standard"), load, communicates=False).seconds
+    run = machine.generate(SHAPE, whole(SHAPE, name), load).seconds
+    assert bound <= run <= machine.generate(SHAPE, whole(SHAPE, "standard"), load).seconds * (1 + 1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    WIRINGS,
+    st.sampled_from(["flops", "memory_bandwidth"]),
+    st.floats(1, 10),
+    st.integers(1, 64),
+)
+def test_a_better_machine_is_never_slower(name: str, rate: str, factor: float, batch: int) -> None:
+    machine, load = serving_machine("h100", "nccl", 8), Load(batch, 512, 64)
+    better = replace(machine, hardware=replace(machine.hardware, **{rate: getattr(machine.hardware, rate) * factor}))
+    wiring = whole(SHAPE, name)
+    assert better.generate(SHAPE, wiring, load).seconds <= machine.generate(SHAPE, wiring, load).seconds * (1 + 1e-12)
+
+
+def test_the_range_holds_the_prediction() -> None:
+    machine, load = serving_machine("h100", "vllm", 8), Load(1, 2048, 64)
+
+    def speedup(on: Machine) -> float:
+        dense, ladder = (on.generate(SHAPE, whole(SHAPE, name), load).seconds for name in ("standard", "ladder"))
+        return dense / ladder
+
+    assert speedup(machine.off_by(-1)) < speedup(machine) < speedup(machine.off_by(1))
+
+
+def test_decoding_one_sequence_reads_every_weight_once() -> None:
+    """Of a module without overheads: bytes over achieved bandwidth, whatever the arithmetic."""
+    one = rank(memory_share=1.0)
+    weights = SHAPE.hidden_size * (2 * 32 + 2 * 8) * 64 / 8
+    assert one.products(1, weights) == pytest.approx(2 * weights / 3.35e12)
+
+
+def test_a_long_prompt_is_bound_by_arithmetic() -> None:
+    one = rank(flops_share=0.5)
+    assert one.products(4096, 1e6) == pytest.approx(2 * 4096 * 1e6 / (0.5 * 989e12))
+
+
+def test_flash_attention_skips_what_is_masked() -> None:
+    """A query at position i attends to i + 1 keys."""
+    step = Step(1, 512, 512)
+    pairs = sum(position + 1 for position in range(512))
+    flops = 4 * pairs * SHAPE.num_attention_heads / 8 * SHAPE.head_dim
+    assert rank(flops_share=1e-9).scores(step) == pytest.approx(flops / (989e12 * 1e-9))
+
+
+def test_larger_messages_hide_less() -> None:
+    one = engine.load("serving")
+    shares = [one.hidden(2.0**power) for power in range(10, 30)]
+    assert shares == sorted(shares, reverse=True)
+    assert (shares[0], shares[-1]) == (one.hide, one.hide_least)
