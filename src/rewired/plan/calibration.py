@@ -56,8 +56,7 @@ def calibrated(machine: Machine, file: Path) -> Machine:
     machine = _scale_compute(machine, [bound for _, bound in pairs])
     if not report.get("all_reduce"):
         machine = _scale_communication(machine, pairs)
-    ladders = [(row, bound, ladder) for row, bound in pairs if (ladder := runs.get((*row.key, "ladder")))]
-    return _hide(machine, ladders) if ladders else machine
+    return _hide(machine, [row for row in rows if row.wiring == "ladder"])
 
 
 def _report(file: Path) -> Mapping[str, Any]:
@@ -132,16 +131,24 @@ def _scale_communication(machine: Machine, pairs: Sequence[tuple[_Row, _Row]]) -
     return replace(machine, all_reduce=replace(machine.all_reduce, scale=machine.all_reduce.scale * scale))
 
 
-def _hide(machine: Machine, triples: Sequence[tuple[_Row, _Row, _Row]]) -> Machine:
-    """The share of what all-reduces add that a ladder hides."""
-    shares = [
-        (standard - ladder) / standard
-        for row, bound, rewired in triples
-        for standard, ladder in zip(_added(row, bound), _added(rewired, bound), strict=True)
-        if standard > 0
-    ]
-    hide = min(1.0, max(0.0, median(shares))) if shares else machine.engine.hide
-    return replace(machine, engine=replace(machine.engine, hide=hide, hide_loss=0.0, hide_least=0.0))
+def _hide(machine: Machine, ladders: Sequence[_Row]) -> Machine:
+    """The share hidden that comes nearest to ladders' times; of equally near ones, the one nearest to ours."""
+
+    def hiding(share: float) -> Machine:
+        least = min(share, machine.engine.hide_least)
+        return replace(machine, engine=replace(machine.engine, hide=share, hide_least=least))
+
+    def distance(share: float) -> tuple[float, float]:
+        off = [
+            abs(math.log(measured / predicted.seconds))
+            for row in ladders
+            for predicted, measured in zip(
+                _predicted(hiding(share), row), (row.prefill_seconds, row.decode_seconds), strict=True
+            )
+        ]
+        return round(sum(off), 6), abs(share - machine.engine.hide)
+
+    return hiding(min([machine.engine.hide, *(percent / 100 for percent in range(101))], key=distance))
 
 
 def _added(row: _Row, bound: _Row) -> tuple[float, float]:
