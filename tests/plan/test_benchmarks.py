@@ -47,6 +47,15 @@ def test_the_paper_s_text() -> None:
         assert predicted_speedup(run) == pytest.approx(said, abs=1.5 * error)
 
 
+def test_trends_that_the_paper_states() -> None:
+    """From 8B to 70B at batch 4, ladder wins less with NVLink and more without; more GPUs win more."""
+    with_nvlink, without = (
+        [predicted_speedup(Run(model, 4, 8, nvlink, "ladder")) for model in ("8b", "70b")] for nvlink in (True, False)
+    )
+    assert with_nvlink[0] > with_nvlink[1]
+    assert without[0] < without[1]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_parameters_are_what_the_fit_finds() -> None:

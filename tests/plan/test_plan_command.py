@@ -189,6 +189,7 @@ BAD = {
     "no model": ([], "Say which MODEL to plan for"),
     "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
+    "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),
     "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is no number of GPUs"),
     "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is no list of batches"),
     "prompt": ([*TINY, "--prompt", "0"], "--prompt is 0: it must be at least 1"),
@@ -198,6 +199,8 @@ BAD = {
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
     "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is no JSON file"),
     "predict": (["--predict", "none.csv"], "There is no file none.csv"),
+    "predict a model": (["tiny", "--predict", "none.csv"], "--predict takes its models from none.csv"),
+    "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
     "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
     "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one number of sequences"),
 }

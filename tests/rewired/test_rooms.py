@@ -15,7 +15,7 @@ FLOORS = (
     ("model",),
     ("sources",),
     ("checkpoint", "text"),
-    ("evaluate", "serve"),
+    ("evaluate", "plan", "serve"),
     ("refit",),
     ("convert",),
     ("adapt", "select"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,8 @@ def _plan(
     """
     with sentences("rewired plan"):
         if predict is not None:
+            if model is not None:
+                raise ValueError(f"--predict takes its models from {predict}: leave out MODEL.")
             from .predict import fill
 
             print(f"{predict}: predicted_speedup of {fill(predict)} rows.")
@@ -81,6 +84,8 @@ def _plan(
             raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
+            for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier, "--calibrate": calibrate}
+            _check_unused(for_inference | {"--explain": explain or None, "--plot": plot})
             _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
             return
         from .plan import PlanRequest, make_plan
@@ -109,6 +114,12 @@ def _plan(
             print(json.dumps(to_json(plan), indent=2))
         else:
             print_plan(plan, explain)
+
+
+def _check_unused(options: Mapping[str, object]) -> None:
+    for flag, value in options.items():
+        if value is not None:
+            raise ValueError(f"{flag} means nothing for a training: leave it out, or choose another --goal.")
 
 
 def _train(

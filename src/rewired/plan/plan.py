@@ -38,8 +38,8 @@ class PlanRequest:
 
     def check(self) -> None:
         """Raises ValueError with one sentence for what cannot be planned."""
-        counts = {"--gpus": self.gpus, "--prompt": self.prompt, "--new": self.new, "--tp": self.tp or 1}
-        for flag, value in counts.items() | {("--batch", batch) for batch in self.batches}:
+        counts = {"--prompt": self.prompt, "--new": self.new, "--tp": 1 if self.tp is None else self.tp}
+        for flag, value in counts.items():
             if value < 1:
                 raise ValueError(f"{flag} is {value}: it must be at least 1.")
         if self.gpus % (self.tp or 1):

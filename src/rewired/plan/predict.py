@@ -12,7 +12,7 @@ from .shapes import named_shapes
 
 COLUMNS = ("model", "batch", "tp", "nvlink", "wiring")
 FILLED = "predicted_speedup"
-_YES_NO = {"yes": True, "no": False}
+_YES_NO = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def fill(file: Path) -> int:
