@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from rewired.cli import new_app
 from rewired.convert import cli as convert_cli
 from rewired.plan.cli import add_commands
-from rewired.plan.frontier import quality
+from rewired.plan.frontier import quality, selected
 from rewired.plan.plan import convert_command
 from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import candidates
@@ -170,6 +170,27 @@ def test_the_frontier_of_select(tmp_path: Path) -> None:
     chosen = [row for row in rows["rows"] if row["layers"]]
     assert [row["kl"] for row in chosen] == [0.0123]
     assert rows["commands"] == [f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"]
+
+
+def test_other_choices_of_a_selection_are_made_by_flags(tmp_path: Path) -> None:
+    """wiring.json beside it is the chosen one's."""
+    file, shape = tmp_path / "selection.json", named_shapes()["tiny"]
+    desync = [{"layers": "1-3", "preset": "desync", "every": 4, "peek": False}]
+    file.write_text(json.dumps({"candidates": [{"name": name, "wiring": desync} for name in ("chosen", "the last 2")]}))
+    commands = [convert_command("tiny", candidate, 8) for candidate in selected(file, shape)]
+    assert commands[0] == f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"
+    assert commands[1] == "convert tiny --desync-layers 1-3 --desync-every 4 --no-peek --tp-shards 8 --refit"
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}']
+)
+def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "selection.json"
+    file.write_text(content)
+    done = run(*TINY, "--frontier", file)
+    assert done.exit_code == 2
+    assert done.stderr.endswith("is no selection.json of `rewired select`.\n")
 
 
 def test_quality_is_that_of_the_nearest_point() -> None:

@@ -1,8 +1,8 @@
 """The fit: engines.toml from what is published. `python -m rewired.plan.fit` writes it, with --score what it is worth.
 
-Fitted are a dozen physical parameters (logarithms, by least squares, with priors from data sheets and NCCL's own
-constants) on the Ladder authors' 70B runs and on what their text says of other models. No parameter belongs to a
-model or a batch. `--score` leaves out each run in turn, and whole groups of them.
+Fitted are sixteen physical parameters (logarithms, by least squares) on the Ladder authors' 70B runs and on what their
+text says of other models. No parameter belongs to a model or a batch. The priors are wide, and were chosen by hand with
+the same runs in view. `--score` leaves out each run in turn, and whole groups of them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -58,18 +58,19 @@ def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
         raise ValueError(f"There is no file {file}: --frontier takes a selection.json of `rewired select`.")
     try:
         entries = json.loads(file.read_text("utf-8"))["candidates"]
-        found = [_selected(entry, shape, file.parent.name) for entry in entries]
-    except (KeyError, TypeError, json.JSONDecodeError):
+        found = [_selected(entry, shape) for entry in entries]
+        first = replace(found[0], file=file.with_name("wiring.json"))  # which is this one's alone
+    except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError):
         raise ValueError(f"{file} is no selection.json of `rewired select`.") from None
-    return found
+    return [first, *found[1:]]
 
 
-def _selected(entry: dict[str, Any], shape: LlamaShape, name: str) -> Candidate:
+def _selected(entry: dict[str, Any], shape: LlamaShape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
     measured = entry.get("measured") or {}
     layers = "; ".join(f"{region.describe()} {region.layers}" for region in wiring.rewired_regions)
     share = len(wiring.rewired_layers) / wiring.num_layers
-    return Candidate(f"{name}: {entry['name']}", layers, wiring, share, measured.get("refitted"))
+    return Candidate(entry["name"], layers, wiring, share, measured.get("refitted"))
 
 
 @cache

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.presets import MODIFIERS, PRESETS
+from rewired.model.regions import Region
 
 from .calibration import calibrated
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
 from .memory import USABLE, cache_bytes, weight_bytes
 from .shapes import find_shape
-from .wirings import PRESETS, STANDARD, Candidate, candidates
+from .wirings import Candidate, candidates
 
 GOALS = ("ttft", "latency", "throughput")
 _ITEM = 2  # bytes of a 16-bit number
@@ -92,7 +94,7 @@ class Plan:
 
     def command(self, candidate: Candidate) -> str:
         """The conversion that makes it."""
-        return convert_command(self.request.model, candidate, self.machine.tp, self.request.frontier)
+        return convert_command(self.request.model, candidate, self.machine.tp)
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -183,14 +185,23 @@ def _value(run: Generation, goal: str) -> float:
     return {"ttft": run.prefill.seconds, "latency": run.decode.seconds, "throughput": run.seconds}[goal]
 
 
-def convert_command(model: str, candidate: Candidate, tp: int, frontier: Path | None = None) -> str:
+def convert_command(model: str, candidate: Candidate, tp: int) -> str:
+    """The conversion that makes it: by its file, or by the flags of its region."""
     command = ["convert", model]
-    if candidate.name in PRESETS:
-        entry = PRESETS[candidate.name]
-        command += [f"--{entry['preset']}-layers", candidate.layers]
-        command += ["--desync-every", str(entry["every"])] if entry.get("every", 2) != 2 else []
-        command += ["--shared-fraction", str(entry["shared_fraction"])] if "shared_fraction" in entry else []
-        command += [f"--{modifier}" for modifier in ("peek", "overlap") if entry.get(modifier)]
-    elif candidate.name != STANDARD and frontier is not None:
-        command += ["--wiring", str(frontier.with_name("wiring.json"))]
+    if candidate.file is not None:
+        command += ["--wiring", str(candidate.file)]
+    else:
+        for region in candidate.wiring.rewired_regions:
+            command += _flags(region)
     return shlex.join([*command, "--tp-shards", str(tp), "--refit"])
+
+
+def _flags(region: Region) -> list[str]:
+    preset = PRESETS[region.preset]
+    flags = [f"--{region.preset}-layers", region.layers]
+    for option in (*preset.options, *MODIFIERS):
+        value = region.options[option.name]
+        if value != preset.defaults().get(option.name):
+            switches = {True: [option.flag], False: [option.flag.replace("--", "--no-", 1)]}
+            flags += switches[value] if isinstance(value, bool) else [option.flag, str(value)]
+    return flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
@@ -32,6 +33,7 @@ class Candidate:
     wiring: Wiring
     share: float  # of the layers that are rewired
     kl: float | None = None  # of this very model, where it was measured
+    file: Path | None = None  # for convert --wiring
 
     @property
     def communicates(self) -> bool:
