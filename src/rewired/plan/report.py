@@ -23,9 +23,10 @@ def print_plan(plan: Plan, explain: bool) -> None:
 
     console, request, sheet = Console(), plan.request, plan.machine.hardware
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
+    library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(
-        f"{request.model} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, all-reduces of "
-        f"{request.library}; prompt {request.prompt}, {request.new} new tokens; ranked by {request.goal}.",
+        f"{request.model} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, all-reduces {library}; "
+        f"prompt {request.prompt}, {request.new} new tokens; ranked by {request.goal}.",
         soft_wrap=True,
         highlight=False,
     )
@@ -58,8 +59,7 @@ def grid_of(title: str, headings: Sequence[str]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    padding = (0, 1, 0, 0)
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in headings:
         grid.add_column(heading, justify="right", no_wrap=True)
     return grid
@@ -71,10 +71,10 @@ def shown(rows: Sequence[Priced]) -> list[Priced]:
 
 
 def _cells(row: Priced) -> tuple[str, ...]:
-    kl = "" if row.quality is None else f"{row.quality.kl:.3f}{'' if row.quality.is_refitted else '*'}"
+    kl = "" if row.quality is None else f"{row.quality.kl:.2f}{'' if row.quality.is_refitted else '*'}"
     return (
         f"{row.candidate.name} {row.candidate.layers}".strip(),
-        f"{row.ttft * 1e3:.4g}",
+        f"{row.ttft * 1e3:.{0 if row.ttft >= 1 else 1}f}",
         f"{row.token_time * 1e3:.2f}",
         f"{row.tokens_per_second:.0f}",
         f"{row.speedup:.3f}",
