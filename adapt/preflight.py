@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer
 from transformers.integrations import get_reporting_integration_callbacks
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.text.tokenizer import load_tokenizer
 
 from .data.corpus import Corpus, load
 from .data.steps import Steps
@@ -47,7 +47,7 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     set_chat_template(tokenizer, config)
     check_padding(tokenizer, config)
     corpus = load(recipe, config, tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_llama import AUTO_MAP, write_code
 from rewired.convert.destination import staged_folder
 from rewired.sources import checkpoint_folder
@@ -28,7 +28,7 @@ from .start import RECORD, Start
 
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: Path) -> None:
     """Write the trained model to `final`, whole or not at all, in the dtype that it started from."""
-    config = json.loads((start.folder / "config.json").read_text(encoding="utf-8"))
+    config, _ = without_foreign_code((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
     record = _record(trainer, model, start, config.get(RECORD, {"tokens": 0}))
     tensors = _tensors(trainer, model, config)
@@ -83,7 +83,7 @@ def _copy_companions(start: Path, folder: Path) -> None:
     for path in (path for pattern in COMPANION_FILES for path in start.glob(pattern)):
         copy = folder / path.relative_to(start)
         copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+        copy_without_foreign_code(path, copy)
 
 
 def _trained_folder(model: str) -> Path | None:

@@ -5,6 +5,7 @@ The wiring is metadata. Unless weights are cast or refitted, no tensor is read.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import parse_dtype
+from rewired.checkpoint.foreign_code import without_foreign_code
 from rewired.checkpoint.rewired_llama import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.refit.cost import Cost
 from rewired.sources import Source, find_source
+from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
 from .changed_weights import check_gains
@@ -74,7 +77,7 @@ def convert(
             outcome = fit(job, config, work, on_layer, on_cost)
             config = record(outcome, job, config, revision)
         notes = [*plan.notes, *_notes_on_weights(job), *notes_on_fits(config)]
-        write(job, config, notes, outcome.files if outcome else {}, staging, on_bytes)
+        notes = write(job, config, notes, outcome.files if outcome else {}, staging, on_bytes)
         destination.check_free(target, origin.folder, force)  # it took time: something may have come there
     if outcome:
         shutil.rmtree(work)
@@ -104,7 +107,12 @@ def _open(origin: Source, request: Request, plan: Plan, target: Path) -> Job:
 
 
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo]:
-    """The checkpoint's tensors. Raises ValueError if they are not whole, or hold gains that the new wiring changes."""
+    """The checkpoint's tensors.
+
+    Raises ValueError if they are not whole, or hold gains that the new wiring changes, and for a tokenizer that takes
+    code of its own.
+    """
+    check_needs_no_code(checkpoint.folder)
     tensors = checkpoint.tensors()
     check_gains(checkpoint, checkpoint.gains(tensors), plan.wiring, plan.tp_shards)
     return tensors
@@ -112,7 +120,7 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo
 
 def _config(job: Job) -> dict[str, Any]:
     """The source's config with the plan's wiring."""
-    config, dtype = job.checkpoint.config, job.request.dtype
+    config, dtype = without_foreign_code(json.dumps(job.checkpoint.config))[0], job.request.dtype
     if dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
     if job.request.to_llama:

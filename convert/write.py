@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import inside
+from rewired.checkpoint.foreign_code import (
+    Dropped,
+    copy_without_foreign_code,
+    note_on_dropped,
+    without_foreign_code,
+)
 from rewired.checkpoint.rewired_llama import write_code
 from rewired.model.regions import parse_regions
 from rewired.sources.hub import COMPANION_FILES
@@ -25,16 +30,14 @@ def write(
     fitted: Mapping[str, Path],
     staging: Path,
     on_bytes: Callable[[int], None],
-) -> None:
+) -> list[str]:
     """Fill `staging` with all that belongs into the output; tensors that were `fitted` come from the files named there.
 
-    `notes` are for the model card.
+    Returns the notes of the model card: `notes`, and one on code that did not come along.
     """
     write_weights(job, fitted, staging, on_bytes)
     folder = job.checkpoint.folder
-    for path in _companions(folder):
-        (staging / path).parent.mkdir(exist_ok=True)
-        shutil.copyfile(inside(folder, path), staging / path)
+    notes = [*notes, *note_on_dropped(_copy_companions(folder, staging))]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     card = model_card(
         job.out.name,
@@ -49,10 +52,21 @@ def write(
     (staging / "README.md").write_text(card, encoding="utf-8")
     if not job.request.to_llama:
         write_code(staging)
+    return notes
+
+
+def _copy_companions(folder: Path, staging: Path) -> dict[str, Dropped]:
+    """Copy the small files that go along; returns what was dropped of each, and of config.json."""
+    _, of_config = without_foreign_code((folder / "config.json").read_text(encoding="utf-8"))
+    dropped = {"config.json": of_config}
+    for path in _companions(folder):
+        (staging / path).parent.mkdir(exist_ok=True)
+        dropped[path] = copy_without_foreign_code(inside(folder, path), staging / path)
+    return dropped
 
 
 def _companions(folder: Path) -> list[str]:
-    """Tokenizer, chat template, generation config, licence: the small files that go along."""
+    """Tokenizer, chat template, generation config, licence."""
     names = {
         str(path.relative_to(folder)) for pattern in COMPANION_FILES for path in folder.glob(pattern) if path.is_file()
     }

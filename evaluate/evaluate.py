@@ -186,7 +186,7 @@ def _read_text(path: Path) -> str:
 def _info(model: Model | Earlier, role: str) -> ModelInfo:
     config: dict[str, Any] = {}
     if isinstance(model, Model):
-        loaded = AutoConfig.from_pretrained(model.folder).to_diff_dict()
+        loaded = AutoConfig.from_pretrained(model.folder, trust_remote_code=False).to_diff_dict()
         config = {key: loaded[key] for key in ("model_type", "wiring", "tp_shards") if key in loaded}
     return ModelInfo(model.name, role, model.sha256, model.step, config)
 

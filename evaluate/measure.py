@@ -48,7 +48,7 @@ class Runner:
         """The same with `auto` resolved to one checkpoint's dtype, so that all models run in the same precision."""
         if self.dtype != "auto" or self.device_type == "cpu":
             return self
-        dtype = AutoConfig.from_pretrained(folder).dtype
+        dtype = AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
         return replace(self, dtype=str(dtype or torch.bfloat16).removeprefix("torch."))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.distributed import DistributedConfig
 
@@ -18,6 +18,7 @@ import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
 from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
+from rewired.text import tokenizer as tokenizers
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -74,7 +75,7 @@ def check_together(models: Sequence[Model], ranks: int) -> None:
     """Raises ValueError where the models' vocabularies differ, or one cannot run on so many ranks."""
     first = models[0]
     for model in models:
-        config = AutoConfig.from_pretrained(model.folder)
+        config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
         if isinstance(config, LlamaConfig):
             check_ranks(config, ranks)
         if load_tokenizer(model).get_vocab() != load_tokenizer(first).get_vocab():
@@ -87,7 +88,7 @@ def check_together(models: Sequence[Model], ranks: int) -> None:
 def load_tokenizer(model: Model) -> Tokenizer:
     """Raises ValueError if the checkpoint has none."""
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model.folder)
+        tokenizer: Tokenizer = tokenizers.load_tokenizer(model.folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model.name} has no tokenizer that can be loaded: {_first_line(error)}") from None
     return tokenizer
@@ -99,7 +100,9 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
         {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype, use_safetensors=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model.folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{model.name} cannot be loaded: {_first_line(error)}") from error
     if ranks == 1:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TextStreamer, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, TextStreamer, set_seed
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
+from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,15 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
     if not is_first:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-    tokenizer = _load(AutoTokenizer, folder)
+    tokenizer = _load(load_tokenizer, folder)
     distributed = DistributedConfig(tp_size=ranks, tp_plan="auto")
-    model = _load(AutoModelForCausalLM, folder, dtype=dtype, distributed_config=distributed)
+    model = _load(
+        AutoModelForCausalLM.from_pretrained,
+        folder,
+        trust_remote_code=False,
+        dtype=dtype,
+        distributed_config=distributed,
+    )
     model = model if ranks > 1 else model.to(device_type)
     inputs = _encode(tokenizer, prompt).to(model.device)
     set_seed(prompt.seed)  # all ranks draw the same token
@@ -62,15 +70,16 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
 
 
 def _check_model(folder: Path, ranks: int) -> None:
-    config = _load(AutoConfig, folder)
+    check_needs_no_code(folder)
+    config = _load(AutoConfig.from_pretrained, folder, trust_remote_code=False)
     if isinstance(config, LlamaConfig):
         check_ranks(config, ranks)
 
 
-def _load(auto_class: Any, folder: Path, **options: Any) -> Any:
-    """`from_pretrained`; raises ValueError with the first line of transformers' message."""
+def _load(load: Callable[..., Any], folder: Path, **options: Any) -> Any:
+    """`load(folder)`; raises ValueError with the first line of transformers' message."""
     try:
-        return auto_class.from_pretrained(folder, **options)
+        return load(folder, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error

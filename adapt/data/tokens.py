@@ -96,7 +96,9 @@ def set_chat_template(tokenizer: Any, config: Any) -> None:
     path = Path(config.chat_template_path)
     try:
         tokenizer.chat_template = (
-            path.read_text() if path.is_file() else AutoTokenizer.from_pretrained(str(path)).get_chat_template()
+            path.read_text()
+            if path.is_file()
+            else AutoTokenizer.from_pretrained(str(path), trust_remote_code=False).get_chat_template()
         )
     except (OSError, ValueError):
         raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that has a template.") from None

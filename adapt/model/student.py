@@ -25,7 +25,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
 
     Raises ValueError for `model_init_kwargs` that from_pretrained does not take.
     """
-    options: dict[str, Any] = {"dtype": torch.float32, **(model_init_kwargs or {})}
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
     try:

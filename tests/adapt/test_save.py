@@ -15,6 +15,7 @@ from rewired.adapt.start import original_of
 from rewired.checkpoint.rewired_llama import AUTO_MAP, MODEL_CODE
 from rewired.evaluate.evaluate import Request, evaluate
 from rewired.evaluate.measure import Runner
+from tests.convert.checkpoints import edit_json
 
 from .world import CHATML, LADDER, make_rewired, train
 
@@ -56,6 +57,17 @@ def test_a_tokenizer_without_a_template_gives_none(keys: dict[str, Any], dense: 
     plain.save_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="neither a file nor a tokenizer that has a template"):
         train(tmp_path / "r.yaml", **keys | {"chat_template_path": str(tmp_path / "plain")})
+
+
+def test_code_that_the_start_points_to_stays_behind(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """A rewired checkpoint from the hub may say anything."""
+    start = make_rewired(dense, tmp_path / "rewired", LADDER)
+    for name in ("tokenizer_config.json", "config.json"):
+        edit_json(start / name, auto_map={"AutoTokenizer": ["other/repo--tok.Tok", None]})
+    edit_json(start / "config.json", custom_pipelines={"text-generation": {"impl": "other/repo--evil.Pipeline"}})
+    made = train(tmp_path / "r.yaml", **keys | {"model": str(start), "wiring": None, "max_steps": 1})
+    assert not [path.name for path in made.glob("*.json") if "other/repo" in path.read_text()]
+    assert json.loads((made / "config.json").read_text())["auto_map"] == AUTO_MAP
 
 
 def test_the_code_that_goes_along_is_what_is_installed(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:

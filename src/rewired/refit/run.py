@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from rewired.cache import digest
 from rewired.checkpoint.rewired_llama import wired_config
@@ -20,6 +19,7 @@ from rewired.evaluate.divergence import Divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.ranks import choose_device
+from rewired.text.tokenizer import load_tokenizer
 
 from .activation_store import ActivationStore
 from .calibration import Calibration, load
@@ -189,7 +189,7 @@ def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -
     and for a text that cannot be used."""
     shape = model_config(wired_config(config, [], tp_shards=1))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = load_tokenizer(source)
     except Exception as error:  # a broken file can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None

@@ -52,7 +52,7 @@ def _cached(path: Path, dtype: str | None = None) -> Path:
 def _read_tokenizer(path: Path, folder: Path) -> Path:
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).save_pretrained(folder)
     return folder
 
 
@@ -69,6 +69,7 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     model = AutoModelForCausalLM.from_pretrained(
         here,
         gguf_file=name,
+        trust_remote_code=False,
         config=config,
         dtype=getattr(torch, dtype or "bfloat16"),
         quantization_config=GgufConfig(dequantize=True),
@@ -87,7 +88,7 @@ def _load_config(path: Path) -> Any:
         import gguf  # noqa: F401
         from transformers import AutoConfig
     try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     except Exception as error:  # the reader fails in many ways on what is no GGUF
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
