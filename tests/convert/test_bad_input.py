@@ -41,6 +41,10 @@ def name_twice(folder: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
 
 
+def name_base(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+
+
 def only_pickle(folder: Path) -> None:
     for path in folder.glob("model*"):
         path.unlink()
@@ -72,6 +76,15 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model_type": (lambda f: edit_json(f / "config.json", model_type=None), "model_type 'None'"),
     "a size is missing": (lambda f: edit_json(f / "config.json", hidden_size=None), "hidden_size None"),
     "a size is no number": (lambda f: edit_json(f / "config.json", vocab_size="61"), "vocab_size '61'"),
+    "a reward model": (
+        lambda f: edit_json(f / "config.json", architectures=["LlamaForSequenceClassification"]),
+        'architectures ["LlamaForSequenceClassification"]',
+    ),
+    "an adapter": (
+        lambda f: [(f / "config.json").rename(f / "adapter_config.json"), name_base(f)],
+        "source holds a PEFT adapter of org/base, and no model: merge it into its base first",
+    ),
+    "an adapter beside its base": (name_base, "source holds a PEFT adapter of org/base beside its weights"),
     "quantised": (lambda f: edit_json(f / "config.json", quantization_config={"bits": 4}), "is quantised"),
     "pickle only": (only_pickle, "pickled weights (pytorch_model.bin)"),
     "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "holds no weights"),

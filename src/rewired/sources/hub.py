@@ -26,13 +26,14 @@ COMPANION_FILES = (
     "USE_POLICY*",
     "NOTICE*",
 )
+_CONFIGS = ("config.json", "adapter_config.json")  # an adapter is refused by name
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
 Part = Literal["config", "tokenizer", "checkpoint"]
 _FILES = {
-    "config": ("config.json", _WEIGHTS[1]),
-    "tokenizer": ("config.json", *COMPANION_FILES),
-    "checkpoint": ("config.json", "README.md", *_WEIGHTS, *COMPANION_FILES),
+    "config": (*_CONFIGS, _WEIGHTS[1]),
+    "tokenizer": (*_CONFIGS, *COMPANION_FILES),
+    "checkpoint": (*_CONFIGS, "README.md", *_WEIGHTS, *COMPANION_FILES),
 }
 
 # official ids by the names people use
@@ -72,7 +73,7 @@ def fetch(repo: str, revision: str | None, part: Part) -> Path:
 
     patterns = list(_FILES[part])
     folder = _ask(repo, revision, lambda: snapshot_download(repo, revision=revision, allow_patterns=patterns))
-    if part == "checkpoint" and not any(folder.glob(_WEIGHTS[0])):
+    if part == "checkpoint" and (folder / "config.json").is_file() and not any(folder.glob(_WEIGHTS[0])):
         raise ValueError(
             f"{repo} holds no safetensors weights; pickled ones can run any code when they are loaded and are not "
             "fetched. Take a revision that has safetensors (--revision), or convert them to safetensors yourself."
