@@ -67,9 +67,12 @@ def convert(
     if request.dtype is not None:
         request = replace(request, dtype=parse_dtype(request.dtype))
     origin = find_source(str(source), revision)
+    if out and not dry_run:
+        destination.check_free(Path(out), origin.folder, force)  # a source's config may have to be fetched
     target, plan = _plan(origin, out, request, dry_run, force)
     if dry_run:
-        return Conversion(target, plan)
+        taken = destination.note_on_taken(target, origin.folder, force)
+        return Conversion(target, replace(plan, notes=[*plan.notes, *taken]))
     with destination.staged_folder(target) as staging:
         job = _open(origin, request, plan, target)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
@@ -91,7 +94,8 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
         preview = Checkpoint.open(origin.preview(Path(scratch)))
         plan = make_plan(preview, request)
         target = Path(out) if out else Path(default_name(origin.name, preview, request))
-        destination.check_free(target, origin.folder, force)
+        if not dry_run:
+            destination.check_free(target, origin.folder, force)
         checks_weights = dry_run and origin.folder is not None
         if plan.cost and request.refit:
             check_text(request.refit, preview if checks_weights else None)

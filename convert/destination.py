@@ -24,6 +24,15 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
         raise ValueError(f"{out} is no checkpoint folder, and --force replaces nothing else: choose another name.")
 
 
+def note_on_taken(out: Path, source: Path | None, force: bool) -> list[str]:
+    """What `check_free` would say, as a note for a dry run."""
+    try:
+        check_free(out, source, force)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def check_keeps_source(out: Path, source: Path | None) -> None:
     """Raise ValueError if `out` is or holds the source."""
     if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):

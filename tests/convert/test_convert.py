@@ -41,6 +41,22 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     assert snapshot(source) == before
 
 
+def test_a_dry_run_needs_no_free_place(source: Path) -> None:
+    request, taken = Request([{"layers": "2-4", "preset": "ladder"}]), source.parent / "taken"
+    taken.mkdir()
+    sentence = f"{taken} exists: choose another name, or replace it with --force."
+    assert convert(source, taken, request, dry_run=True).plan.notes[-1] == sentence
+    with pytest.raises(ValueError, match=r"taken exists"):
+        convert(source, taken, request)
+
+
+def test_a_taken_place_is_refused_before_a_gguf_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_text("no GGUF")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ValueError, match="taken exists"):
+        convert(tmp_path / "broken.gguf", tmp_path / "taken", Request([{"layers": "2-4", "preset": "ladder"}]))
+
+
 def test_the_config_says_what_was_done_and_keeps_the_rest(source: Path) -> None:
     out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
     before, after = config_of(source), config_of(out)

@@ -223,6 +223,13 @@ def test_a_dry_run_asks_for_no_weights(hub: HubServer, work: Path) -> None:
     assert list(work.iterdir()) == []
 
 
+def test_a_folder_that_is_taken_is_refused_before_the_hub_is_asked(hub: HubServer, work: Path) -> None:
+    (work / "out").mkdir()
+    done = convert(hub, work, "org/tiny", "out")
+    assert (done.returncode, hub.requests) == (2, [])
+    assert done.stderr == "convert: out exists: choose another name, or replace it with --force.\n"
+
+
 def test_the_short_name_of_a_model_is_enough(hub: HubServer, work: Path) -> None:
     done = convert(hub, work, "llama-3.1-8b")
     assert_converted(done, work / "llama-3.1-8b-ladder-2-4")
