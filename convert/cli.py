@@ -79,7 +79,7 @@ def _convert(
     wiring_file: Annotated[
         Path | None,
         wiring_option(
-            "FILE", "JSON: a list of regions, as `rewired select` writes it or config.json has it.", "--wiring"
+            "FILE", "YAML or JSON: a list of regions, as recipes, config.json and `rewired select` have it.", "--wiring"
         ),
     ] = None,
     tp_shards: Annotated[

@@ -11,13 +11,28 @@ from rewired.text import MIX
 
 
 def regions_in(file: Path) -> list[dict[str, Any]]:
-    """The regions of a JSON file. Raises ValueError where it has none."""
+    """The regions of a file in YAML or JSON: a list, or a mapping that has it as `wiring`, as recipes and config.json
+    do. Raises ValueError where there is none."""
     if not file.is_file():
-        raise ValueError(f"There is no file {file}: --wiring takes a JSON list of regions.")
-    regions = parse_json(file)
+        raise ValueError(f"There is no file {file}: --wiring takes a list of regions in YAML or JSON.")
+    content = _parse(file)
+    regions = content.get("wiring") if isinstance(content, dict) else content
     if not isinstance(regions, list):
-        raise ValueError(f'{file} holds no list of regions, such as [{{"layers": "16-32", "preset": "ladder"}}].')
+        raise ValueError(f"{file} holds no list of regions, such as [{{layers: 16-32, preset: ladder}}].")
     return regions
+
+
+def _parse(file: Path) -> Any:
+    """JSON is nearly YAML: of a file that says it is, the errors are those of JSON."""
+    if file.suffix == ".json":
+        return parse_json(file)
+    import yaml
+
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{file} is neither YAML nor JSON that can be read ({reason}).") from None
 
 
 def refit_request(

@@ -41,6 +41,34 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     assert snapshot(source) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("wiring.json", '[{"layers": "2-4", "preset": "ladder"}, {"layers": "5", "preset": "parallel"}]'),
+        ("wiring.yaml", "- {layers: 2-4, preset: ladder}\n- layers: 5\n  preset: parallel\n"),
+        ("recipe.yaml", "model: org/name\nwiring:\n- {layers: 2-4, preset: ladder}\n- {layers: 5, preset: parallel}\n"),
+        ("config.json", '{"wiring": [{"layers": "2-4", "preset": "ladder"}, {"layers": "5-6", "preset": "parallel"}]}'),
+    ],
+)
+def test_a_wiring_file_may_be_yaml_or_json(name: str, content: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    done = run("convert", source, "out", "--wiring", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    presets = {region["layers"]: region["preset"] for region in config_of(tmp_path / "out")["wiring"]}
+    assert (presets["2-4"], presets["5-6"]) == ("ladder", "parallel")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [("[", "w.yaml is neither YAML nor JSON"), ("model: x", "w.yaml holds no list of regions"), ("", "holds no list")],
+)
+def test_a_broken_wiring_file_is_refused(content: str, sentence: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(content)
+    done = run("convert", source, "out", "--wiring", "w.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert sentence in done.stderr
+
+
 def test_a_dry_run_needs_no_free_place(source: Path) -> None:
     request, taken = Request([{"layers": "2-4", "preset": "ladder"}]), source.parent / "taken"
     taken.mkdir()

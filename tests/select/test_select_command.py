@@ -128,7 +128,7 @@ def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "There is no file nothing.json: --wiring takes a JSON list of regions."),
+        ("", "There is no file nothing.json: --wiring takes a list of regions in YAML or JSON."),
         ("{", "is not JSON that can be read"),
         ("{}", "holds no list of regions"),
         ("[1]", "A wiring entry needs 'layers' and 'preset', this one has 1"),
