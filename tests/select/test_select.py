@@ -151,5 +151,8 @@ def test_a_missing_package_is_said_before_anything_is_scored(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="matplotlib is not installed"):
+    with pytest.raises(
+        ValueError,
+        match=r"which draws a plot, needs the package 'matplotlib', which is not installed: pip install .*\[convert\]",
+    ):
         select(str(dense), tmp_path / "choice", ask(tmp_path / "nowhere.txt"))

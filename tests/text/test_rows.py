@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,15 @@ def test_a_group_of_rows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_a_name_that_is_no_file_may_be_a_dataset(name: str, expected: bool) -> None:
     assert is_on_hub(name) is expected
+
+
+@pytest.mark.parametrize(("name", "package"), [("rows.parquet", "pyarrow"), ("owner/name", "datasets")])
+def test_a_missing_package_is_said_with_the_command_that_installs_it(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not is_on_hub(name):
+        Path(name).write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"Reading {name} needs the package '{package}'.*: pip install .*\[adapt\]"):
+        list(documents.sources(name))

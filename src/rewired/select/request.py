@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.extras import needs
 from rewired.refit.request import check_fitting
 from rewired.sources import Source
 from rewired.text import MIX
@@ -30,10 +31,8 @@ class SelectRequest:
 
 def check(request: SelectRequest) -> None:
     """Raise ValueError for what makes no sense whatever the model is."""
-    try:
+    with needs("convert", "A selection, which draws a plot,"):
         import matplotlib  # noqa: F401 - for the plot, hours later
-    except ImportError:
-        raise ValueError("A selection draws a plot, and matplotlib is not installed: pip install matplotlib.") from None
     if request.wiring not in NAMES:
         near = get_close_matches(request.wiring, NAMES, n=1, cutoff=0.85)
         raise ValueError(

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewired.extras import missing
+
 ROWS = (".json", ".jsonl", ".parquet")  # suffixes of files that hold rows
 TEXTS = (".txt", ".md")  # and of those that hold plain text
 FORMAT = 2  # increase it when the same file gives other rows: what is cached of files is then read anew
@@ -58,9 +60,9 @@ def dataset_errors(name: str) -> Iterator[None]:
     """Raises a ValueError of one sentence for anything that goes wrong while dataset `name` is read inside."""
     try:
         yield
-    except ImportError:
-        raise ValueError("Parquet files and datasets need the package 'datasets': pip install datasets.") from None
     except Exception as error:  # whatever the hub, the network or a broken file makes of it
+        if isinstance(error, ImportError) and error.name:
+            raise ValueError(missing("adapt", f"Reading {name}", error.name)) from None
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ValueError(f"The dataset {name} cannot be loaded ({reason}).") from None
