@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .traffic import LayerTable
+from .traffic import WAITING, LayerTable
 
 _QUOTES = "'\""
 
@@ -34,6 +34,7 @@ def model_card(
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
         dense=_row("all", "dense original", vars(table.dense)),
+        waiting=WAITING,
         notes="\n".join(f"- {note}" for note in notes),
         tp_shards=table.tp_shards,
         command=command,
@@ -119,7 +120,7 @@ _CARD = """---
 {total}
 {dense}
 
-An all-reduce is not waited for where the next module, which may be the next row's, reads without it.
+{waiting}
 
 {notes}
 

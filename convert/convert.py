@@ -18,6 +18,7 @@ from rewired.checkpoint.dtypes import parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
 from rewired.checkpoint.rewired_llama import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
+from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.sources import Source, find_source
 from rewired.text.tokenizer import check_needs_no_code
@@ -140,6 +141,7 @@ def _notes_on_weights(job: Job) -> list[str]:
         )
     if unread := job.checkpoint.unexpected(job.tensors):
         notes.append(
-            f"{len(unread)} tensors of the source are read by no Llama of its config, and came along: {unread[0]}, ..."
+            f"No Llama of this config reads {count(len(unread), 'tensor')} of the source, which came along: {unread[0]}"
+            + (", ..." if len(unread) > 1 else "")
         )
     return notes

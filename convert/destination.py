@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rewired.quantities import size
+
 _CHUNK = 16 << 20  # bytes copied at a time
 
 
@@ -121,7 +123,7 @@ def check_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(_existing_parent(out)).free
     if needed > free:
         raise ValueError(
-            f"No space left: {out} needs {_amount(needed)} and {_amount(free)} are free. Free some space, or "
+            f"No space left: {out} needs {size(needed)} and {size(free)} are free. Free some space, or "
             "put it on the source's filesystem, where weights are linked instead of copied."
         )
 
@@ -131,13 +133,9 @@ def check_spill(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ValueError(
-            f"No space left: --spill {folder} needs {_amount(needed)} and {_amount(free)} are free. Spill to another "
+            f"No space left: --spill {folder} needs {size(needed)} and {size(free)} are free. Spill to another "
             "disk, or fit on fewer tokens."
         )
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e3:,.0f} kB"
 
 
 def _existing_parent(out: Path) -> Path:

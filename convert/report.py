@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .traffic import LayerTable, Traffic
+from .traffic import WAITING, LayerTable, Traffic
 
 if TYPE_CHECKING:
     from rewired.refit.fitting import Errors, Fit
@@ -33,7 +33,7 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
     grid.add_row("all", "before: dense", *_cells(table.dense), style="dim")
     grid.add_row("all", "now", *_cells(table.total), style="bold")
     console.print(grid)
-    console.print("An all-reduce is not waited for where the next module, maybe of the next row, reads without it.")
+    console.print(WAITING, soft_wrap=True)
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from rewired.model.wiring import ModuleWiring, Wiring
 
+WAITING = (  # below every table of traffic
+    "The model waits for an all-reduce only where the next module needs its result; else it computes on meanwhile."
+)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

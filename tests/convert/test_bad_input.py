@@ -158,7 +158,10 @@ BAD_REQUESTS = {
     "nothing to do": (["source"], "Nothing to rewire"),
     "an empty range": (["source", "--ladder-layers", "3-3"], "name no layer"),
     "a reversed range": (["source", "--ladder-layers", "4-2"], "name no layer"),
-    "a range beyond the model": (["source", "--ladder-layers", "4-7"], "lie beyond the model"),
+    "a range beyond the model": (
+        ["source", "--ladder-layers", "4-7"],
+        "lie beyond the model, which has layers 0 to 5.",
+    ),
     "more last layers than there are": (["source", "--ladder-layers", "-7"], "lie beyond the model"),
     "no range": (["source", "--ladder-layers", "upper"], "is not a range of layers"),
     "a bare dash": (["source", "--ladder-layers", "-"], "is not a range of layers"),
@@ -169,7 +172,10 @@ BAD_REQUESTS = {
     "p above 1": (["source", "--partial-layers", "2-4", "--shared-fraction", "1.5"], "'shared_fraction' of layers"),
     "p below 0": (["source", "--partial-layers", "2-4", "--shared-fraction", "-0.1"], "'shared_fraction' of layers"),
     "p is nan": (["source", "--partial-layers", "2-4", "--shared-fraction", "nan"], "'shared_fraction' of layers"),
-    "no p": (["source", "--partial-layers", "2-4"], "need a shared fraction"),
+    "no p": (
+        ["source", "--partial-layers", "2-4"],
+        "need a shared fraction: give a number from 0 to 1, with --shared-fraction on",
+    ),
     "p without layers": (["source", "--ladder-layers", "2-4", "--shared-fraction", "0.5"], "--shared-fraction goes"),
     "n without layers": (["source", "--ladder-layers", "2-4", "--desync-every", "4"], "--desync-every goes with"),
     "merge without layers": (["source", "--ladder-layers", "2-4", "--merge", "mean"], "--merge goes with"),

@@ -53,13 +53,17 @@ def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
     else:
         start, stop = int(first), int(last) if last else num_layers
     if start < 0 or stop > num_layers:
-        raise ValueError(f"Layers '{item}' lie beyond the model, whose {num_layers} layers are 0-{num_layers}.")
+        raise ValueError(f"Layers '{item}' lie beyond the model, which has {_layers(num_layers)}.")
     if start >= stop:
         raise ValueError(
             f"Layers '{item}' name no layer: a range is half-open, so its end must be larger than its start "
-            f"(the model has layers 0-{num_layers})."
+            f"(the model has {_layers(num_layers)})."
         )
     return LayerRange(start, stop, modules[module])
+
+
+def _layers(num_layers: int) -> str:
+    return f"layers 0 to {num_layers - 1}" if num_layers > 1 else "layer 0 alone"
 
 
 def as_ranges(indices: Iterable[int]) -> list[LayerRange]:

@@ -105,7 +105,10 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
     for option in PRESETS[preset].options:
         if option.default is None and option.name not in given:
             words = option.name.replace("_", " ")
-            raise ValueError(f"'{preset}' layers {layers} need a {words}: give {option.wanted}.")
+            raise ValueError(
+                f"'{preset}' layers {layers} need a {words}: give {option.wanted}, with {option.flag} on the command "
+                f"line or as {option.name} in a file."
+            )
     for option in known:
         if option.name in given and not option.is_valid(given[option.name]):
             value = given[option.name]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.wiring import Wiring
+from rewired.quantities import operations, size
 
 HELD_OUT = 8  # one window of calibration text in so many is held out
 FIRST = 8  # one token in so many is also taken as the first of a text, unless all texts begin alike
@@ -57,9 +58,9 @@ class Cost:
 
     def note(self) -> str:
         return (
-            f"The refit needs about {self.activations / 1e9:.1f} GB of host memory for activations, which --spill puts "
-            f"into files, {self.matrices / 1e9:.1f} GB for matrices, on a GPU where there is one, and "
-            f"{(self.operations + self.solves) / 1e12:,.1f} TFLOP."
+            f"The refit needs about {size(self.activations)} of host memory for activations, which --spill puts "
+            f"into files, {size(self.matrices)} for matrices, on a GPU where there is one, and "
+            f"{operations(self.operations + self.solves)}."
         )
 
 

@@ -18,6 +18,7 @@ from rewired.checkpoint.rewired_llama import wired_config
 from rewired.evaluate.divergence import Divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.quantities import count
 from rewired.ranks import choose_device
 from rewired.text.tokenizer import load_tokenizer
 
@@ -68,12 +69,13 @@ class RefitResult:
         for name, part in (("what modules read", "input"), ("what they add", "output")):
             errors = [getattr(fit, part) for fit in self.fits]
             counts = Counter(ridge for error in errors if error for ridge in error.ridges)
-            chosen = sorted((ridge, count) for ridge, count in counts.items() if ridge is not None)
+            chosen = sorted((ridge, times) for ridge, times in counts.items() if ridge is not None)
             sentences.append(
-                f"for {name} " + ", ".join([f"{ridge:g} ({count} times)" for ridge, count in chosen] or ["none"])
+                f"for {name} "
+                + ", ".join([f"{ridge:g} ({count(times, 'time')})" for ridge, times in chosen] or ["none"])
             )
             if counts[None]:
-                sentences[-1] += f", and {counts[None]} fits dropped"
+                sentences[-1] += f", and {count(counts[None], 'fit')} dropped"
         return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(sentences)}."]
 
     def _placements(self) -> list[str]:
@@ -81,8 +83,8 @@ class RefitResult:
         if not placed:
             return []
         return [
-            f"Neurons of {placed} MLPs moved to the shards that see what they read: a row of gate_proj or up_proj "
-            "there may be another neuron than in the original."
+            f"Neurons of {count(placed, 'MLP')} moved to the shards that see what they read: a row of gate_proj or "
+            "up_proj there may be another neuron than in the original."
         ]
 
     def time(self) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.extras import needs
+from rewired.quantities import count
 from rewired.refit.request import check_fitting
 from rewired.sources import Source
 from rewired.text import MIX
@@ -57,7 +58,7 @@ def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
         )
     layers = checkpoint.shape.num_hidden_layers
     if request.budget is not None and not 1 <= request.budget <= layers:
-        raise ValueError(f"--budget {request.budget} does not fit: the model has {layers} layers.")
+        raise ValueError(f"--budget {request.budget} does not fit: the model has {count(layers, 'layer')}.")
     if request.exposed is not None:
         least = least_exposed(layers, NAMES[request.wiring])
         if not least <= request.exposed < 2 * layers:
