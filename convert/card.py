@@ -6,6 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from .traffic import WAITING, LayerTable
 
@@ -55,12 +58,9 @@ def card_of_trained(card: str, name: str, base_model: str | None) -> str:
     if _OURS not in card:
         return card
     fitted = re.escape(_REFITTED).replace(re.escape("{}"), "[-, 0-9]+")
-    of_base = [
-        (r"^base_model: .*$", f"base_model: {json.dumps(base_model)}"),
-        (rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`"),
-    ]
     for pattern, instead in (
-        *(of_base if base_model else ()),
+        *([(r"^base_model: .*$", f"base_model: {json.dumps(base_model)}")] if is_hub_id(base_model) else ()),
+        *([(rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`")] if base_model else ()),
         (r"^# .*$", f"# {name}"),
         (re.escape(_FRESH), ""),
         (re.escape(_UNCHANGED), "were trained since: see Training"),
@@ -74,20 +74,40 @@ def card_of_trained(card: str, name: str, base_model: str | None) -> str:
 
 
 def _front_matter(base_model: str, source: Path) -> str:
-    lines = [f"base_model: {json.dumps(base_model)}", "library_name: transformers", "pipeline_tag: text-generation"]
-    lines += ["tags:", "- rewired", "- tensor-parallelism", *_licence(source)]
-    return "\n".join(lines)
+    """Of the card. The source is the base where it is on the hub; else the bases are its own, as a merge has them."""
+    before = _front_matter_of(source / "README.md")
+    bases = base_model if is_hub_id(base_model) else _bases(before)
+    lines = [f"base_model: {json.dumps(bases)}"] if bases else []
+    lines += ["library_name: transformers", "pipeline_tag: text-generation"]
+    return "\n".join([*lines, "tags:", "- rewired", "- tensor-parallelism", *_licence(before)])
 
 
-def _licence(source: Path) -> list[str]:
-    """The licence lines of the source's own card: a rewired model stays under its base model's licence."""
-    card = source / "README.md"
-    if not card.is_file():
-        return []
-    front_matter = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    if front_matter is None:
-        return []
-    licences = re.findall(r"^(license(?:_name|_link)?): *(.+)$", front_matter[1], re.MULTILINE)
+def is_hub_id(name: Any) -> bool:
+    """Whether `name` is that of a repository on the hub, owner/name, and no file or folder's."""
+    return isinstance(name, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+
+
+def _front_matter_of(card: Path) -> str:
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    match = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    return match[1] if match else ""
+
+
+def _bases(front_matter: str) -> str | list[str] | None:
+    """The base or bases that a card names, as far as they are on the hub."""
+    try:
+        entries = yaml.safe_load(front_matter)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    bases = entries.get("base_model") if isinstance(entries, dict) else None
+    if isinstance(bases, list):
+        return [base for base in bases if is_hub_id(base)]
+    return bases if is_hub_id(bases) else None
+
+
+def _licence(front_matter: str) -> list[str]:
+    """The licence lines of a card: a rewired model stays under its base model's licence."""
+    licences = re.findall(r"^(license(?:_name|_link)?): *(.+)$", front_matter, re.MULTILINE)
     return [f"{key}: {json.dumps(value.strip().strip(_QUOTES))}" for key, value in licences]
 
 

@@ -69,6 +69,24 @@ def test_a_broken_wiring_file_is_refused(content: str, sentence: str, source: Pa
     assert sentence in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("front_matter", "bases"),
+    [
+        ("base_model:\n- org/one\n- org/two\ntags:\n- merge", ["org/one", "org/two"]),
+        ("base_model: [org/one, ./local/two]", ["org/one"]),
+        ("base_model: org/one", "org/one"),
+        ("base_model: /models/one", None),
+        ("base_model: [", None),
+    ],
+)
+def test_the_bases_of_a_folder_are_those_that_its_card_names_on_the_hub(
+    front_matter: str, bases: Any, source: Path
+) -> None:
+    (source / "README.md").write_text(f"---\n{front_matter}\n---\n# A merge\n")
+    out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
+    assert yaml.safe_load((out / "README.md").read_text().split("---")[1]).get("base_model") == bases
+
+
 def test_a_dry_run_needs_no_free_place(source: Path) -> None:
     request, taken = Request([{"layers": "2-4", "preset": "ladder"}]), source.parent / "taken"
     taken.mkdir()
@@ -222,7 +240,7 @@ def test_the_same_dtype_links_and_reads_no_tensor(source: Path) -> None:
 def test_the_model_card_tells_what_it_is_and_how_it_was_made(source: Path) -> None:
     run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--peek", cwd=source.parent)
     card = (source.parent / "out" / "README.md").read_text()
-    assert card.startswith('---\nbase_model: "tiny-llama"\nlibrary_name: transformers\n')
+    assert card.startswith("---\nlibrary_name: transformers\n"), "no folder is a base that the hub knows"
     assert 'license: "llama3.1"\n' in card
     assert "| 2-4 | ladder + peek | 4 | 1 |" in card
     assert "    convert tiny-llama out --ladder-layers 2-4 --peek\n" in card
