@@ -45,6 +45,7 @@ def main() -> None:
 def add_commands(app: typer.Typer) -> None:
     _add_convert(app)
     app.command("info")(_info)
+    app.command("push")(_push_folder)
 
 
 def _add_convert(app: typer.Typer) -> None:
@@ -227,13 +228,25 @@ def _bar() -> Any:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
+def _push_folder(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint, as convert and adapt write it.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="The hub repository, private if new: owner/name.")],
+) -> None:
+    """Upload a checkpoint folder to the hub, for example one whose conversion could not reach it."""
+    with sentences("rewired push"):
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} is no checkpoint's folder: it holds no config.json.")
+        print(f"pushed to {_push(folder, repo)}")
+
+
 def _push(folder: Path, repo: str) -> str:
     from rewired.sources.hub import push
 
     try:
         return push(folder, repo)
     except ValueError as error:
-        raise ValueError(f"{error} {folder} is written; `hf upload {repo} {folder}` uploads it later.") from None
+        command = shlex.join(["rewired", "push", str(folder), repo])
+        raise ValueError(f"{error} {folder} is whole; to upload it later: {command}") from None
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:

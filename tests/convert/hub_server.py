@@ -1,4 +1,5 @@
-"""A Hugging Face hub on 127.0.0.1: it serves local folders as model repositories, with the faults that a test asks for.
+"""A Hugging Face hub on 127.0.0.1: it serves local folders as model repositories, with the faults that a test asks for,
+and takes what is pushed to it.
 
 Start the program under test as a subprocess with HF_ENDPOINT=hub.url (huggingface_hub reads it when imported) and an
 HF_HOME of its own. There is no Xet: files come over plain HTTP, whether or not HF_HUB_DISABLE_XET is set.
@@ -7,6 +8,7 @@ HF_HOME of its own. There is no Xet: files come over plain HTTP, whether or not 
 import hashlib
 import json
 import re
+from base64 import b64decode
 from collections.abc import Collection, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +19,7 @@ from urllib.parse import unquote
 COMMIT = "5eed" * 10  # the one revision of every repository, also called main
 TOKEN = "hf_test"  # what opens the gated repositories
 
+COMMIT_ROUTE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>preupload|commit)/main")
 REPO = r"(?P<repo>[^/]+(?:/[^/]+)?)"
 API_ROUTE = re.compile(rf"/api/models/{REPO}(?:/(?P<what>revision|tree)/(?P<revision>[^/]+))?")
 FILE_ROUTE = re.compile(rf"(?P<cdn>/cdn)?/{REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -38,6 +41,7 @@ class HubServer(ThreadingHTTPServer):
         self.cut_once = dict(cut_once or {})  # an entry goes when it has been used
         self.requests: list[tuple[str, str, str | None, str | None]] = []  # (method, path, Range, Authorization)
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self.pushed: dict[str, dict[str, bytes]] = {}  # the files of each repository that was made
         self.cdn_url = f"http://localhost:{self.server_port}/cdn"  # another origin, as the hub's: no token goes there
 
     def __enter__(self) -> Self:
@@ -81,6 +85,28 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
+    def do_POST(self) -> None:
+        """Make a repository, or take files into one; all of them inline, none as LFS."""
+        hub, path = self.server, self.path.partition("?")[0]
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+        hub.requests.append((self.command, self.path, None, self.headers["Authorization"]))
+        route = COMMIT_ROUTE.fullmatch(path)
+        answer: Any = {}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            hub.pushed.setdefault(name, {})
+            answer = {"url": f"{hub.url}/{name}", "private": asked.get("private")}
+        elif route and route["what"] == "preupload":
+            names = [file["path"] for file in json.loads(body)["files"]]
+            answer = {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+        elif route:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    hub.pushed[route["repo"]][line["value"]["path"]] = b64decode(line["value"]["content"])
+            answer = {"commitUrl": f"{hub.url}/{route['repo']}/commit/{COMMIT}", "commitOid": COMMIT}
+        self.send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
     def answer_api(self, repo: str, files: Mapping[str, Path], tree: bool) -> None:
         """The listing of a repository's files, or what model_info reads."""
         listing: Any = [tree_entry(name, path.read_bytes()) for name, path in files.items()]
@@ -117,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         for header, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(header, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[:cut])
 
     def log_message(self, format: str, *args: object) -> None:

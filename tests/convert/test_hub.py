@@ -230,6 +230,28 @@ def test_a_folder_that_is_taken_is_refused_before_the_hub_is_asked(hub: HubServe
     assert done.stderr == "convert: out exists: choose another name, or replace it with --force.\n"
 
 
+def test_a_conversion_that_could_not_be_pushed_is_pushed_by_the_command_that_it_names(
+    hub: HubServer, work: Path, tiny: Path
+) -> None:
+    options = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(work.parent / "home"), "HF_TOKEN": TOKEN}
+    arguments = (str(tiny), "out", *LADDER, "--push-to-hub", "org/new")
+    offline = run("convert", *arguments, cwd=work, HF_ENDPOINT="http://127.0.0.1:9", **options)
+    assert offline.returncode == 2
+    sentence = offline.stderr.splitlines()[-1]
+    assert "org/new could not be written" in sentence and "same command again" not in sentence
+    said, _, command = sentence.partition("to upload it later: ")
+    assert said.endswith("out is whole; ") and command == "rewired push out org/new"
+    done = run(*command.split(), cwd=work, HF_ENDPOINT=hub.url, **options)
+    assert (done.returncode, done.stdout) == (0, f"pushed to {hub.url}/org/new\n"), done.stderr
+    assert hub.pushed["org/new"] == snapshot(work / "out")
+
+
+def test_only_a_checkpoint_is_pushed(hub: HubServer, work: Path) -> None:
+    done = run("rewired", "push", ".", "org/new", cwd=work, HF_ENDPOINT=hub.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rewired push: . is no checkpoint's folder: it holds no config.json.\n"
+
+
 def test_the_short_name_of_a_model_is_enough(hub: HubServer, work: Path) -> None:
     done = convert(hub, work, "llama-3.1-8b")
     assert_converted(done, work / "llama-3.1-8b-ladder-2-4")
