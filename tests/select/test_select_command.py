@@ -14,7 +14,7 @@ import pytest
 
 from rewired.select.cli import _print
 from rewired.select.scores import Measured
-from rewired.select.select import select
+from rewired.select.select import estimate, select
 from tests.convert.checkpoints import run, snapshot
 from tests.select.asking import ask
 
@@ -33,6 +33,27 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     config = json.loads(next(tmp_path.glob("dense-desync*/config.json")).read_text())
     told = json.loads((out / "selection.json").read_text())["candidates"][0]
     assert config["refit"]["kl"] == pytest.approx(told["measured"]["refitted"], abs=1e-6)
+
+
+def test_what_is_done_is_said_and_a_dry_run_says_what_would_be(dense: Path, text: Path, tmp_path: Path) -> None:
+    options = ["--wiring", "mix", "--exposed", "6", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
+    command = ("rewired", "select", dense, *options, "--no-measure")
+    dry = run(*command, "--dry-run", cwd=tmp_path)
+    assert (dry.returncode, list(tmp_path.glob("dense-select*"))) == (0, []), dry.stderr
+    assert re.match(r"16 scores of a layer to measure: [\d.]+ [MG]FLOP, about \d+ s at the speed of this", dry.stdout)
+    done = run(*command, cwd=tmp_path)
+    said = done.stderr.splitlines()
+    first = said.index("measuring layer 0 of 0 to 3: ladder, ladder-peek, parallel, desync-2x")
+    assert said[0] == "reading the model and the text" and said[1].startswith("16 scores of a layer to measure: ")
+    assert said[2] == "running the original" and said[first + 1].startswith("ladder, layer 0: KL ")
+    again = run(*command, "--dry-run", cwd=tmp_path)
+    assert again.stdout == "All scores are known from earlier runs, and nothing is to be measured.\n"
+
+
+def test_the_choices_to_measure_are_part_of_the_estimate(dense: Path, text: Path) -> None:
+    plain, measured = (estimate(str(dense), ask(text, measure=measure)) for measure in (False, True))
+    assert (plain.scores, plain.refits, measured.refits) == (4, 0, 2)
+    assert measured.operations > plain.operations > 0 and measured.seconds > 0
 
 
 @pytest.mark.parametrize("chosen", [0.2, 0.4])

@@ -54,6 +54,9 @@ def _select(
     ] = True,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub SOURCE.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier selection in DIR.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say what would be measured and how long it takes.")
+    ] = False,
 ) -> None:
     """Choose which layers to rewire: those that cost least, measured after a refit of each one alone.
 
@@ -71,10 +74,13 @@ def _select(
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
     with sentences("rewired select", interrupted), _Progress() as progress:
         from .request import SelectRequest
-        from .select import select
+        from .select import estimate, select
         from .wirings import NAMES
 
         request = SelectRequest(wiring, budget, exposed, tp_shards, text, tokens, spill, measure)
+        if dry_run:
+            print(estimate(source, request, revision=revision).note())
+            return
         done = select(
             source,
             out,
@@ -82,13 +88,18 @@ def _select(
             revision=revision,
             force=force,
             on_score=progress.scored,
+            on_step=progress.step,
             on_layer=lambda name, layer, layers: progress.show(f"refitting {name}", layer + 1, layers),
         )
     _print(done, NAMES[wiring], _conversion(done, source, request, revision))
 
 
+_NOW = "now"  # the task of what is done just now
+
+
 class _Progress:
-    """On stderr, a bar for each thing that goes over the layers and a line for each score; from the first one on."""
+    """On stderr, a bar for each thing that goes over the layers and a line for each score, and what is done just now: a
+    spinner or, where there is no terminal, a line each time."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -105,12 +116,20 @@ class _Progress:
         if self.tasks:
             self.progress.stop()
 
+    def step(self, what: str) -> None:
+        """Say what begins; sentences, as that on the cost, stay."""
+        if what.endswith(".") or not self.progress.console.is_terminal:
+            self.progress.console.print(what, soft_wrap=True, highlight=False)
+        else:
+            self.show(_NOW, 0, None)
+            self.progress.update(self.tasks[_NOW], description=what)
+
     def scored(self, name: str, layer: int, layers: int, score: Score) -> None:
         self.show(f"scoring {name}", layer + 1, layers)
         pair = "" if score.pair is None else f", with the next one {score.pair:.4f}"
         self.progress.console.print(f"{name}, layer {layer}: KL {score.single:.4f}{pair}", highlight=False)
 
-    def show(self, what: str, done: int, of: int) -> None:
+    def show(self, what: str, done: int, of: int | None) -> None:
         if not self.tasks:
             self.progress.start()
         if what not in self.tasks:

@@ -22,6 +22,7 @@ from .scores import Score, ScoreCache
 from .wirings import WIRINGS
 
 OnScore = Callable[[str, int, int, Score], None]  # called with a wiring, the layer scored, and the number of layers
+OnStep = Callable[[str], None]  # called with a few words on what begins
 
 
 class Scorer:
@@ -40,16 +41,18 @@ class Scorer:
         self.layers = int(config["num_hidden_layers"])
         self.dense = self._sweep([])
 
-    def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore) -> None:
+    def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore, on_step: OnStep) -> None:
         """Add to `cache` the scores of the wirings `names` that it lacks."""
         missing = [[name for name in names if layer not in cache.read(name)] for layer in range(self.layers)]
         if not any(missing):
             return
+        on_step("running the original")
         batches = self.dense.start()
         originals = self._finish({0: _measured(batches)})
         before = batches  # the layer before: the update that it leaves in flight is what a rewired one may not wait for
         for layer in range(max(layer for layer, lacking in enumerate(missing) if lacking) + 1):
             if missing[layer]:
+                on_step(f"measuring layer {layer} of 0 to {self.layers - 1}: {', '.join(missing[layer])}")
                 for name, score in self._score(layer, missing[layer], before, originals):
                     cache.add(name, layer, score)
                     on_score(name, layer, self.layers, score)

@@ -26,9 +26,10 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
 
 from .choice import STANDARD, Choice, choose
+from .cost import SelectCost
 from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
-from .scorer import OnScore, Scorer
+from .scorer import OnScore, OnStep, Scorer
 from .scores import Measured, ScoreCache
 from .wirings import NAMES, entries, exposed, exposures, last
 
@@ -67,6 +68,7 @@ def select(
     force: bool = False,
     on_score: OnScore = lambda *_: None,
     on_layer: OnLayer = lambda *_: None,
+    on_step: OnStep = lambda _: None,
 ) -> Selection:
     """Score the layers of `source`, choose, measure, and write scores, choice and plot to the folder `out`.
 
@@ -81,9 +83,11 @@ def select(
         tp_shards = check_fits(request, Checkpoint.open(dense.preview(Path(scratch))))
     check_text(request.text)
     with destination.staged_folder(target) as staging:
+        on_step("reading the model and the text")
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
-        job.score(on_score)
+        on_step(job.cost().note())
+        job.score(on_score, on_step)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
         if (papers := last(len(choice), NAMES[request.wiring][0], request.budget, request.exposed)) != choice:
@@ -95,6 +99,23 @@ def select(
         _check_free(target, dense.folder, force)  # it took time: something may be there now
         discard(job.work)
     return selection
+
+
+def estimate(source: str, request: SelectRequest, *, revision: str | None = None) -> SelectCost:
+    """What `select` would cost, without running a model. Raises ValueError as it does.
+
+    Scores that are known from earlier runs are left out where the model is on this machine.
+    """
+    check(request)
+    dense = find_source(source, revision)
+    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
+        checkpoint = Checkpoint.open(dense.preview(Path(scratch)))
+        tp_shards = check_fits(request, checkpoint)
+        check_text(request.text)
+        if any(checkpoint.folder.glob("*.safetensors")):
+            return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).cost()
+        layers = range(checkpoint.shape.num_hidden_layers)
+        return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(NAMES[request.wiring], layers))
 
 
 def _check_free(out: Path, source: Path | None, force: bool) -> None:
@@ -133,14 +154,20 @@ class _Job:
         }
         self.cache = ScoreCache(settings, checkpoint.shape.num_hidden_layers)
 
-    def score(self, on_score: OnScore) -> None:
+    def cost(self) -> SelectCost:
+        """Of what is not known yet."""
+        layers = range(self.checkpoint.shape.num_hidden_layers)
+        missing = {name: [layer for layer in layers if layer not in self.cache.read(name)] for name in self.names}
+        return SelectCost.of(self.checkpoint.shape, self.tp_shards, self.request, missing)
+
+    def score(self, on_score: OnScore, on_step: OnStep) -> None:
         spill = self.request.spill
         with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
             weights = Weights(self.files, torch.device(choose_device("auto", 1)))
             store = ActivationStore(spill and Path(folder))
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
             with explain_oom():
-                scorer.run(self.names, self.cache, on_score)
+                scorer.run(self.names, self.cache, on_score, on_step)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most `exposed` all-reduces to wait for."""

@@ -1,0 +1,89 @@
+"""The cost of a selection, known before it begins: operations as the refit counts them, at this machine's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from rewired.checkpoint.llama import LlamaShape
+from rewired.quantities import count, duration, operations, size
+from rewired.ranks import choose_device
+from rewired.refit.cost import Cost
+
+from .request import SelectRequest
+from .wirings import NAMES, WIRINGS, entries, last
+
+_PROBE_TOKENS = 4096
+_PROBE_SECONDS = 0.2
+_DOUBLE = 2  # how much longer an operation in float64 takes, in which least squares are solved
+
+
+@dataclass(frozen=True)
+class SelectCost:
+    """`operations` and memory, in bytes, of scoring and measuring; `seconds` is how long the operations take here."""
+
+    scores: int  # layers to score, each of them for each wiring
+    refits: int  # of whole choices, to measure them
+    operations: int
+    activations: int
+    matrices: int
+    seconds: float
+
+    @classmethod
+    def of(
+        cls, shape: LlamaShape, tp_shards: int, request: SelectRequest, missing: Mapping[str, Collection[int]]
+    ) -> SelectCost:
+        """Of scoring the layers that are `missing` for each wiring, and of measuring."""
+        layers = [(name, layer) for name, unknown in missing.items() for layer in unknown]
+        scorings = [_of_pair(shape, tp_shards, request.tokens, name, layer) for name, layer in layers]
+        refits = 2 * [_of_choice(shape, tp_shards, request)] if request.measure else []
+        costs = [*scorings, *refits]
+        counted = sum(cost.operations + _DOUBLE * cost.solves for cost in costs)
+        return cls(
+            scores=len(scorings),
+            refits=len(refits),
+            operations=sum(cost.operations + cost.solves for cost in costs),
+            activations=max((cost.activations for cost in costs), default=0),
+            matrices=max((cost.matrices for cost in costs), default=0),
+            seconds=counted / _speed(shape) if costs else 0.0,
+        )
+
+    def note(self) -> str:
+        refits = f" and up to {count(self.refits, 'refit')} of a whole choice" if self.refits else ""
+        if not self.operations:
+            return "All scores are known from earlier runs, and nothing is to be measured."
+        return (
+            f"{count(self.scores, 'score')} of a layer to measure{refits}: {operations(self.operations)}, about "
+            f"{duration(self.seconds)} at the speed of this machine's matrix products, which were timed just now (a "
+            f"small model takes longer), and about {size(self.activations)} of host memory for activations and "
+            f"{size(self.matrices)} for matrices."
+        )
+
+
+def _of_pair(shape: LlamaShape, tp_shards: int, tokens: int, name: str, layer: int) -> Cost:
+    """Of scoring `layer` alone and with the next one: a refit of the model from the layer before them on."""
+    rest = replace(shape, num_hidden_layers=shape.num_hidden_layers - layer + 1)
+    wiring = rest.wiring([{"layers": f"1-{min(3, rest.num_hidden_layers)}", **WIRINGS[name]}])
+    return Cost.of(rest, wiring, tp_shards, tokens)
+
+
+def _of_choice(shape: LlamaShape, tp_shards: int, request: SelectRequest) -> Cost:
+    """Of the papers' choice, as an example of one within the budget."""
+    choice = last(shape.num_hidden_layers, NAMES[request.wiring][0], request.budget, request.exposed)
+    return Cost.of(shape, shape.wiring(entries(choice)), tp_shards, request.tokens)
+
+
+def _speed(shape: LlamaShape) -> float:
+    """Operations a second in a product of the MLP's size, in float32."""
+    device = torch.device(choose_device("auto", 1))
+    states = torch.ones(_PROBE_TOKENS, shape.hidden_size, device=device)
+    weight = torch.ones(shape.hidden_size, shape.intermediate_size, device=device)
+    (states @ weight).sum().item()  # libraries are loaded the first time
+    runs, started = 0, time.perf_counter()
+    while time.perf_counter() - started < _PROBE_SECONDS:
+        (states @ weight)[0, 0].item()  # waits for a GPU
+        runs += 1
+    return 2 * runs * _PROBE_TOKENS * weight.numel() / (time.perf_counter() - started)
