@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rewired.cli import new_app, sentences
+from rewired.extras import needs
 
 _ON_WHAT, _HOW = "On what", "How"
 OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
@@ -96,11 +97,9 @@ def _evaluate(
             raise ValueError(f"{folder} exists and is no earlier evaluation: name another --out.")
         from rewired.ranks import choose_device
 
-        try:
+        with needs("evaluate", "Comparing models"):
             from .evaluate import PACKAGED_TEXT, Request, evaluate
             from .measure import Runner
-        except ImportError as error:
-            raise ValueError(f"This needs the package '{error.name}': pip install 'rewired[evaluate]'.") from None
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = Request(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh

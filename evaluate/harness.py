@@ -19,6 +19,8 @@ import datasets
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from rewired.extras import missing
+
 from . import benchmarks, code_execution
 from .metrics import Metric, metric_of, pair
 from .suites import Entry
@@ -130,9 +132,7 @@ def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str
             task = entry.task if rows is None else _build_on_rows(manager, entry.task, rows, shots)
             loaded: dict[str, Any] = manager.load(task)["tasks"]
     except ImportError as error:
-        raise ValueError(
-            f"Task {entry.task} needs the package '{error.name}': pip install 'rewired[evaluate]'."
-        ) from None
+        raise ValueError(missing("evaluate", f"Task {entry.task}", error.name or str(error))) from None
     except ValueError as error:
         raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
     except (OSError, LookupError, RuntimeError) as error:  # what `datasets` raises when it cannot get a dataset

@@ -16,6 +16,7 @@ from datasets import Dataset, DatasetDict
 from rewired.evaluate import benchmarks, code_execution, harness
 from rewired.evaluate.benchmarks import HELD_OUT_SHOTS
 from rewired.evaluate.suites import Entry
+from rewired.extras import install_command
 from rewired.packages import Package
 
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
@@ -159,7 +160,8 @@ def test_a_missing_package_is_said_before_a_model_loads(tmp_path: Path) -> None:
         f"harness.load_tasks([Entry('ifeval')], Path({str(tmp_path)!r}), False)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert "ValueError: Task ifeval needs the package 'langdetect': pip install 'rewired[evaluate]'." in done.stderr
+    hint = f"needs the package 'langdetect', which is not installed: {install_command('evaluate')}"
+    assert f"ValueError: Task ifeval {hint}" in done.stderr
 
 
 def test_code_is_run_only_with_the_users_leave(tmp_path: Path) -> None:
