@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
+from rewired import quantities
 from rewired.convert.card import card_of_trained
-
-from .data.counted import counted
 
 _DIGITS = 4
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,9 +44,9 @@ def card(
         before=before.replace(_HEADING, _EARLIER).rstrip(),
         logged=_LOGGED,
         curves=_CURVES,
-        tokens=counted(record["tokens"], "token"),
-        steps=counted(record["steps"], "step"),
-        earlier=f", after {counted(record['tokens_before'], 'token')} of earlier training"
+        tokens=quantities.count(record["tokens"], "token"),
+        steps=quantities.count(record["steps"], "step"),
+        earlier=f", after {quantities.count(record['tokens_before'], 'token')} of earlier training"
         if record["tokens_before"]
         else "",
         recipe=yaml.safe_dump(dict(given), sort_keys=False).strip(),

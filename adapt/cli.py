@@ -13,7 +13,7 @@ _EXTRA = "adapt"
 try:
     import typer
 
-    from rewired.cli import new_app, sentences
+    from rewired.cli import new_app, report_errors
 except ImportError as error:
     sys.exit(missing(_EXTRA, "adapt", error.name or "typer"))
 
@@ -71,7 +71,9 @@ def _adapt(
     torchrun --nproc-per-node 8 -m rewired.adapt llama-3.1-8b-ladder-16l-distill --fsdp_size 8
     ```
     """
-    with sentences("adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."):
+    with report_errors(
+        "adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."
+    ):
         with needs(_EXTRA, "adapt"):
             from .recipe.reading import read
 

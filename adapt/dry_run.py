@@ -11,6 +11,7 @@ import torch
 import yaml
 from transformers import Trainer
 
+from rewired import quantities
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
@@ -23,7 +24,6 @@ from .recipe.keys import Recipe, Stage
 from .start import changed_before
 from .trainer import run_manifest
 
-_GB = 1e9
 _SAMPLE = 4096  # parameters that an optimizer is tried on
 
 
@@ -63,17 +63,9 @@ def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
         "optimizer": trained * _optimizer_bytes(config, dtype),
         "teacher": _teacher_bytes(recipe, config, model),
     }
-    sizes = ", ".join(f"{name} {_amount(size)}" for name, size in parts.items())
+    sizes = ", ".join(f"{name} {quantities.size(size)}" for name, size in parts.items())
     more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
     return f"Memory of a device: {sizes}; activations come on top, and {more}."
-
-
-def _amount(size: float) -> str:
-    """Bytes in the largest unit of which there is a tenth."""
-    for unit, power in (("GB", 0), ("MB", 1)):
-        if size >= 0.1 * _GB / 1000**power:
-            return f"{size * 1000**power / _GB:.2f} {unit}"
-    return f"{size * 1e6 / _GB:.0f} kB" if size else "0 GB"
 
 
 def _dtype(config: Any) -> torch.dtype:

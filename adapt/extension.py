@@ -6,10 +6,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from rewired import quantities
 from rewired.checkpoint.checkpoint import Checkpoint
 
 from .data.corpus import Corpus
-from .data.counted import counted
 from .data.steps import Steps
 from .recipe.keys import Stage
 from .start import RECORD
@@ -22,8 +22,8 @@ def check(stage: Stage, folder: Path, final: Path, corpus: Corpus) -> None:
     other = f"choose another output_dir, where --model {final} goes on from this model"
     if steps <= trained:
         raise ValueError(
-            f"{final} has been trained for {counted(trained, 'step')}, and {steps:,} are asked for: ask for more, or "
-            f"{other}."
+            f"{final} has been trained for {quantities.count(trained, 'step')}, and {steps:,} are asked for: "
+            f"ask for more, or {other}."
         )
     if checkpoints.last_whole(folder)[0] is None:
         raise ValueError(f"{folder} has no checkpoint from which the training could be extended: {other}.")
@@ -36,7 +36,7 @@ def set_aside(final: Path) -> None:
     state.wait_for_everyone()  # all have looked
     if state.is_main_process:
         final.rename(aside)
-    state.print(f"The model of {counted(steps, 'step')} is now {aside}, and the training goes on.")
+    state.print(f"The model of {quantities.count(steps, 'step')} is now {aside}, and the training goes on.")
 
 
 def _steps(final: Path) -> int:

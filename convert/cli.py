@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.cli import Command, new_app, sentences
+from rewired.cli import Command, new_app, report_errors
 from rewired.sources import find_source
 from rewired.text import MIX
 
@@ -142,7 +142,7 @@ def _convert(
     ```
     """
     is_fitted = refit is not None or calibrate is not None
-    with sentences("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
+    with report_errors("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
         wiring = (regions_in(wiring_file) if wiring_file else []) + regions_of(flags)
         request = Request(
             wiring=wiring,
@@ -175,7 +175,7 @@ def _info(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
 ) -> None:
     """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
-    with sentences("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
+    with report_errors("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
         shape = checkpoint.shape
         tp_shards = shape.default_shards() if checkpoint.tp_shards is None else checkpoint.tp_shards
@@ -233,7 +233,7 @@ def _push_folder(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The hub repository, private if new: owner/name.")],
 ) -> None:
     """Upload a checkpoint folder to the hub, for example one whose conversion could not reach it."""
-    with sentences("rewired push"):
+    with report_errors("rewired push"):
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} is no checkpoint's folder: it holds no config.json.")
         print(f"pushed to {_push(folder, repo)}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewired.cli import new_app, sentences
+from rewired.cli import new_app, report_errors
 from rewired.extras import needs
 
 _ON_WHAT, _HOW = "On what", "How"
@@ -87,7 +87,7 @@ def _evaluate(
     evaluate ./my-llama ./my-hybrid ./my-hybrid+./adapter --tasks arc_easy,piqa --limit 200
     ```
     """
-    with sentences("evaluate", _INTERRUPTED):
+    with report_errors("evaluate", _INTERRUPTED):
         _check(limit, text_tokens, batch_size, dtype, device, tp)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rewired.cli import sentences
+from rewired.cli import report_errors
 from rewired.sources import checkpoint_folder
 
 
@@ -42,7 +42,7 @@ def _generate(
     rewired generate ./my-hybrid --prompt "Once upon a time" --no-chat --temperature 0.7
     ```
     """
-    with sentences("rewired generate"):
+    with report_errors("rewired generate"):
         _check(prompt, dtype, device)
         folder = checkpoint_folder(source)
         from .generate import Prompt, generate

@@ -13,12 +13,12 @@ import torch
 from datasets import Dataset, IterableDataset
 from trl import SFTConfig
 
+from rewired import quantities
 from rewired.progress import announce
 
 from ..recipe.keys import Recipe
 from ..recipe.source import Source
 from . import loading
-from .counted import counted
 from .encoding import encode_file, encode_stream, row_encoder
 from .files import stamp
 from .row_stats import StreamStats
@@ -136,8 +136,8 @@ def _held_out_rows(recipe: Recipe, parts: Sequence[Dataset | IterableDataset]) -
         share = (recipe.held_out + number) // len(parts)
         if isinstance(rows, Dataset) and len(rows) <= share:
             raise ValueError(
-                f"{source.path} has only {counted(len(rows), 'row')}, and the first {share} are held out: give "
-                "more data, or a smaller held_out."
+                f"{source.path} has only {quantities.count(len(rows), 'row')}, and the first {share} are held out: "
+                "give more data, or a smaller held_out."
             )
         held_out += list(rows.take(share))
     return held_out

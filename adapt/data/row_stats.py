@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .counted import counted
+from rewired import quantities
 
 # reasons to leave a row out that are no fault of it
 FILTERED = "filtered"  # by the recipe
@@ -41,7 +41,7 @@ class StreamStats:
 
     def note(self) -> str:
         """One line for users and for the card."""
-        note = f"{self.name}: {counted(self.rows, 'row')} read by the first process since it was last started"
+        note = f"{self.name}: {quantities.count(self.rows, 'row')} read by the first process since it was last started"
         if self.bad:
             note += _note_bad(self.bad, self.first_problem)
         if self.cut and self.longest:
@@ -52,9 +52,9 @@ class StreamStats:
 def note_on_file(name: str, problems: Sequence[str], lengths: np.ndarray, longest: int | None) -> str:
     """One line on a file that was read whole: `problems` of all its rows, empty for good ones, whose `lengths` are in
     tokens."""
-    note = f"{name}: {counted(len(lengths), 'row')}, {counted(int(lengths.sum()), 'token')}"
+    note = f"{name}: {quantities.count(len(lengths), 'row')}, {quantities.count(int(lengths.sum()), 'token')}"
     if filtered := sum(problem == FILTERED for problem in problems):
-        note += f"; {counted(filtered, 'row')} filtered out"
+        note += f"; {quantities.count(filtered, 'row')} filtered out"
     if bad := [problem for problem in problems if problem not in ("", FILTERED)]:
         note += _note_bad(len(bad), bad[0])
     if longest and (longer := lengths[lengths > longest]).size:
@@ -68,9 +68,10 @@ def note_emptied(count: int) -> str:
 
 
 def _note_bad(count: int, first: str) -> str:
-    return f"; {counted(count, 'bad row')} left out, the first because {first}"
+    return f"; {quantities.count(count, 'bad row')} left out, the first because {first}"
 
 
 def _note_cut(count: int, longest: int, lost: int) -> str:
-    which = f"{counted(count, 'row')} {'is' if count == 1 else 'are'} longer than {counted(longest, 'token')}"
+    rows, tokens = quantities.count(count, "row"), quantities.count(longest, "token")
+    which = f"{rows} {'is' if count == 1 else 'are'} longer than {tokens}"
     return f"; {which} and {'loses' if count == 1 else 'lose'} {lost:,} in all"

@@ -12,8 +12,9 @@ from pyarrow import compute
 from trl import SFTConfig
 from trl.data_utils import pack_dataset
 
+from rewired import quantities
+
 from ..recipe.keys import Recipe
-from .counted import counted
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class Steps:
 
     def describe(self) -> str:
         """One sentence for a terminal."""
-        steps, batch = counted(self.count, "step"), counted(self.batch, "row")
+        steps, batch = quantities.count(self.count, "step"), quantities.count(self.batch, "row")
+        devices = quantities.count(self.ranks, "device")
         if self.rows is None or self.tokens is None:
-            return f"{steps} of {batch} on {counted(self.ranks, 'device')}, streamed."
+            return f"{steps} of {batch} on {devices}, streamed."
         seen = self.count * self.batch * self.tokens // self.rows
         return (
-            f"{counted(self.rows, 'row')} of {counted(self.tokens, 'token')} to train on, {batch} a step on "
-            f"{counted(self.ranks, 'device')}: {steps}, about {counted(seen, 'token')}."
+            f"{quantities.count(self.rows, 'row')} of {quantities.count(self.tokens, 'token')} to train on, "
+            f"{batch} a step on {devices}: {steps}, about {quantities.count(seen, 'token')}."
         )

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from rewired import quantities
 from rewired.evaluate.divergence import divergence
 from rewired.progress import Progress, announce
-
-from ..data.counted import counted
 
 _FAR_ABOVE = 3.0  # times the best loss so far: more than the noise between batches
 _HIGH = 4.0  # nats a token: above a healthy model's cross-entropy on any text, however easy the texts before were
@@ -124,9 +123,10 @@ class MeasureDivergence(TrainerCallback):
     ) -> None:
         """Measures before the first step, unless the training is resumed."""
         if state.global_step == 0:
+            tokens = quantities.count(sum(map(len, self.texts)), "token")
             announce(
-                f"Before the first step, and every {counted(self.every, 'step')}: KL to the original on "
-                f"{counted(len(self.texts), 'held-out row')} of {counted(sum(map(len, self.texts)), 'token')}."
+                f"Before the first step, and every {quantities.count(self.every, 'step')}: KL to the original on "
+                f"{quantities.count(len(self.texts), 'held-out row')} of {tokens}."
             )
             self._measure(others["model"])
 

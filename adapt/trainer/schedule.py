@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
-from ..data.counted import counted
+from rewired import quantities
 
 _WITHOUT_WARMUP = (SchedulerType.CONSTANT, SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
@@ -19,8 +19,8 @@ def warmup_warning(config: TrainingArguments, steps: int) -> str | None:
     if config.lr_scheduler_type in _WITHOUT_WARMUP or warmup < max(steps, 1):
         return None
     return (
-        f"The learning rate warms up for {counted(warmup, 'step')}, and the training has only "
-        f"{counted(steps, 'step')}: it never reaches {config.learning_rate:g}. Give fewer warmup_steps."
+        f"The learning rate warms up for {quantities.count(warmup, 'step')}, and the training has only "
+        f"{quantities.count(steps, 'step')}: it never reaches {config.learning_rate:g}. Give fewer warmup_steps."
     )
 
 
@@ -50,6 +50,7 @@ class FollowSchedule(TrainerCallback):
         scheduler._last_lr = after
         name = SchedulerType(args.lr_scheduler_type).value
         self.notes.append(
-            f"After {counted(state.global_step, 'step')} the learning rate jumps from {before[0]:.3g} to "
-            f"{after[0]:.3g}: from there on it is what the schedule ({name}) of {counted(state.max_steps, 'step')} has."
+            f"After {quantities.count(state.global_step, 'step')} the learning rate jumps from {before[0]:.3g} to "
+            f"{after[0]:.3g}: from there on it is what the schedule ({name}) of "
+            f"{quantities.count(state.max_steps, 'step')} has."
         )

@@ -80,7 +80,7 @@ def _umbrella(
 
 
 @contextmanager
-def sentences(command: str, when_interrupted: str = "interrupted.") -> Iterator[None]:
+def report_errors(command: str, when_interrupted: str = "interrupted.") -> Iterator[None]:
     """What goes wrong, as one sentence on stderr.
 
     Exit status 2 for what a user got wrong or the disk refuses, 1 for a rank that failed, 130 for Ctrl-C.

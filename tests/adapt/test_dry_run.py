@@ -37,7 +37,7 @@ def test_it_tells_and_writes_nothing(
     assert command(monkeypatch, recipe, "--dry-run", "--max_steps", "5") == 0
     told = capsys.readouterr().out
     trained = f"rewired of layers 2-4, {2 * PER_LAYER:,} of"
-    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 46 kB"):
+    for part in ("max_steps: 5", "40 rows", "5 steps", trained, "teacher 46.5 kB"):
         assert part in told, part
     assert not (tmp_path / "out").exists()
 
@@ -129,7 +129,7 @@ def test_a_device_holds_a_part_of_a_model_that_is_split(
     for split in ({}, {"fsdp_size": 2, "tp_size": 2}):
         big = {"model_init_kwargs": {"dtype": "bfloat16"}, "optim": "sgd", "train": "all"}
         path = write_recipe(tmp_path / "r.yaml", **keys | big | split)
-        monkeypatch.setattr(dry_run, "_GB", 1e3)
+        monkeypatch.setattr(dry_run.quantities, "size", lambda number: f"{number / 1e3:.2f} GB")
         assert command(monkeypatch, path, "--dry-run") == 0
         told = capsys.readouterr().out
         sizes.append({name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) GB", told)})
@@ -156,7 +156,7 @@ def test_a_teacher_in_16_bits_is_as_large_as_it_says(
     teacher = beside(student, dense, dtype=torch.bfloat16)
     parts = {*teacher.model.parameters(), teacher.head.weight} - set(student.parameters())
     keys = distillation(dense, rows, tmp_path / "out") | {"train": what, "bf16": True}
-    monkeypatch.setattr(dry_run, "_GB", 1)
+    monkeypatch.setattr(dry_run.quantities, "size", lambda number: f"{number:.2f} GB")
     assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
     told = re.search(r"teacher ([\d.]+) GB", capsys.readouterr().out)
     assert told is not None and float(told[1]) == sum(one.nbytes for one in parts) > 0
@@ -176,7 +176,7 @@ def test_the_teacher_of_a_later_stage_has_what_was_trained_before(
 ) -> None:
     """And the whole of it after a stage that trained everything."""
     keys |= {"stages": [{"train": before}, {"train": "rewired"}]}
-    monkeypatch.setattr(dry_run, "_GB", 4)
+    monkeypatch.setattr(dry_run.quantities, "size", lambda number: f"{number / 4:.2f} GB")
     assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
     last = capsys.readouterr().out.rpartition("Memory")[2]
     sizes = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) GB", last)}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rewired.cli import sentences
+from rewired.cli import report_errors
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def _plan(
     rewired plan llama-3.1-8b --goal train --gpus 4x8
     ```
     """
-    with sentences("rewired plan"):
+    with report_errors("rewired plan"):
         if predict is not None:
             if model is not None:
                 raise ValueError(f"--predict takes its models from {predict}: leave out MODEL.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewired.cli import sentences
+from rewired.cli import report_errors
 from rewired.model.regions import parse_regions
 from rewired.text import MIX
 
@@ -72,7 +72,7 @@ def _select(
     ```
     """
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
-    with sentences("rewired select", interrupted), _Progress() as progress:
+    with report_errors("rewired select", interrupted), _Progress() as progress:
         from .request import SelectRequest
         from .select import estimate, select
         from .wirings import NAMES
