@@ -46,8 +46,8 @@ def test_what_is_done_is_said_and_a_dry_run_says_what_would_be(dense: Path, text
     done = run(*command, cwd=tmp_path)
     said = done.stderr.splitlines()
     first = said.index("measuring layer 0 of 0 to 3: ladder, ladder-peek, parallel, desync-2x")
-    assert said[0] == "reading the model and the text" and said[1].startswith("16 scores of a layer to measure: ")
-    assert said[2] == "running the original" and said[first + 1].startswith("ladder, layer 0: KL ")
+    assert said[0].startswith("16 scores of a layer to measure: ") and said[1] == "running the original"
+    assert said[first + 1].startswith("ladder, layer 0: KL ")
     again = run(*command, "--dry-run", cwd=tmp_path)
     assert again.stdout == "All scores are known from earlier runs, and nothing is to be measured.\n"
 

@@ -110,6 +110,8 @@ class _Progress:
         self.tasks: dict[str, Any] = {}
 
     def __enter__(self) -> _Progress:
+        if self.progress.console.is_terminal:  # a log has one sentence where something is refused
+            self.step("reading the model and the text")
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -83,7 +83,6 @@ def select(
         tp_shards = check_fits(request, Checkpoint.open(dense.preview(Path(scratch))))
     check_text(request.text)
     with destination.staged_folder(target) as staging:
-        on_step("reading the model and the text")
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
         on_step(job.cost().note())
