@@ -110,16 +110,27 @@ def _evaluate(
 
 
 def _report(results: Any, folder: Path) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     from .report import markdown, write_report
 
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     write_report(results, command, date, folder)
-    Console().print(Markdown(markdown(results, command, date)))
+    _print(markdown(results, command, date))
     print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+
+
+def _print(text: str) -> None:
+    """A report on the terminal: sentences in its width, and tables in their own, so that no name is cut."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    for block in text.split("\n\n"):
+        console = Console()
+        if block.startswith("|"):
+            columns = zip(*(line.split("|") for line in block.splitlines()), strict=True)
+            console.width = max(console.width, sum(max(map(len, cells)) + 1 for cells in columns))
+        console.print(Markdown(block))
+        console.print()
 
 
 def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, device: str, tp: int) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+from rewired.quantities import count
+
 from .papers import Paper
 from .plots import draw
 from .results import Average, Results, TaskResult
@@ -26,17 +28,18 @@ def write_report(results: Results, command: str, date: str, folder: Path) -> Non
     for earlier in folder.glob("*.png"):
         earlier.unlink()
     plots = draw(results, folder)
-    text = markdown(results, command, date)
-    images = "".join(f"\n![{plot.stem}]({plot.name})\n" for plot in plots)
-    (folder / "report.md").write_text(text + images, encoding="utf-8")
+    text = markdown(results, command, date, [plot.name for plot in plots])
+    (folder / "report.md").write_text(text, encoding="utf-8")
     (folder / "report.html").write_text(_page(_title(results), text, plots), encoding="utf-8")
 
 
-def markdown(results: Results, command: str, date: str) -> str:
-    """The report's text."""
+def markdown(results: Results, command: str, date: str, plots: Sequence[str] = ()) -> str:
+    """The report's text, with the pictures of `plots`: that of the tasks among them, others at the end."""
+    images = {plot: f"![{Path(plot).stem}]({plot})" for plot in plots}
     parts = [f"# {_plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
     if results.tasks:
         parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
+        parts.append(images.pop("tasks.png", ""))
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
@@ -46,6 +49,7 @@ def markdown(results: Results, command: str, date: str) -> str:
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
         parts += ["## Remarks", "\n".join(f"- {_plain(remark)}" for remark in remarks)]
+    parts += images.values()
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -64,17 +68,23 @@ def _plain(name: str) -> str:
 def _settings(results: Results, date: str) -> str:
     settings = results.settings
     on = settings["answers"]
-    versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
+    versions = ", ".join(f"{name} {_version(version)}" for name, version in on["versions"].items())
+    rows = f"rows from {'the hub' if on['rows'] == 'hub' else 'packages'}, " if results.tasks else ""
     suite = f"suite {results.suite}, " if results.suite else ""
     models = "\n".join(
         f"- {model.role} **{_plain(model.name)}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
         for model in results.models
     )
     return (
-        f"{date}: {suite}{on['dtype']} on {on['device']}, {settings['tp']} "
-        f"rank{'s' if settings['tp'] > 1 else ''}, batch size {settings['batch_size']}, rows from "
-        f"{'the hub' if on['rows'] == 'hub' else 'packages'}, seed {on['seed']}; {versions}.\n\n{models}"
+        f"{date}: {suite}{on['dtype']} on {on['device']}, {count(settings['tp'], 'rank')}, "
+        f"batch size {settings['batch_size']}, {rows}seed {on['seed']}; {versions}.\n\n{models}"
     )
+
+
+def _version(version: str) -> str:
+    """With what follows its `+`, a checksum of the code that decides on answers, called so."""
+    release, _, checksum = version.partition("+")
+    return f"{release} (SHA-256 of its code {checksum})" if re.fullmatch("[0-9a-f]{12}", checksum) else version
 
 
 def _wiring(config: dict[str, object]) -> str:
@@ -100,7 +110,7 @@ def _pair_table(results: Results, name: str) -> str:
     if results.average:
         rows.append(_average_row(results.average, original, name))
     return _table(
-        ["task", "metric", "shots", "n", _plain(original), _plain(name), "delta", "significant", "kept"], rows
+        ["task", "metric", "shots", "n", _plain(original), _plain(name), "delta", "significant", "relative"], rows
     )
 
 
@@ -115,7 +125,7 @@ def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
         _with_error(after, task.is_share),
         _delta(scale * delta.value, delta.standard_error and scale * delta.standard_error),
         "too few items" if delta.p is None else f"{verdict}, p {_p(delta.p)}",
-        _kept(after.value, before.value, delta.standard_error, task.higher_is_better),
+        _relative(after.value, before.value, delta.standard_error, task.higher_is_better),
     ]
 
 
@@ -135,7 +145,7 @@ def _average_row(average: Average, original: str, name: str) -> list[str]:
         _percent(average.values[name], average.standard_errors[name]),
         _delta(100 * average.deltas[name], error and 100 * error),
         "",
-        _kept(average.values[name], average.values[original], error, True),
+        _relative(average.values[name], average.values[original], error, True),
     ]
 
 
@@ -143,7 +153,7 @@ def _delta(value: float, error: float | None) -> str:
     return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
-def _kept(value: float, original: float, error: float | None, higher_is_better: bool) -> str:
+def _relative(value: float, original: float, error: float | None, higher_is_better: bool) -> str:
     """The error is the delta's, as if the original's value were known."""
     if not original:
         return ""
@@ -158,8 +168,9 @@ def _how_to_read(results: Results) -> str:
     return (
         "± is one standard error; that of a delta is paired, from the differences on the same items. *significant*: by "
         "McNemar's exact test where items are right or wrong, else by a paired t test (of a perplexity's log), at "
-        f"{LEVEL} over a model's {len(results.tasks)} tasks together (Holm). *no* means that this many items show no "
-        "difference, not that there is none. *kept* is the value in per cent of the original's, uncorrected for chance."
+        f"{LEVEL} over a model's {count(len(results.tasks), 'task')} together (Holm). *no* means that this many items "
+        "show no difference, not that there is none. *relative* is the model's value divided by the original's; "
+        "nothing is subtracted for what guessing would score."
     )
 
 
@@ -245,12 +256,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _page(title: str, text: str, plots: Sequence[Path]) -> str:
     """One self-contained HTML file."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    images = "".join(f'<img alt="{plot.stem}" src="data:image/png;base64,{_base64(plot)}">' for plot in plots)
-    return _PAGE.format(title=html.escape(title), body=body, images=images)
-
-
-def _base64(file: Path) -> str:
-    return base64.b64encode(file.read_bytes()).decode()
+    for plot in plots:
+        data = base64.b64encode(plot.read_bytes()).decode()
+        body = body.replace(f'src="{plot.name}"', f'src="data:image/png;base64,{data}"')
+    return _PAGE.format(title=html.escape(title), body=body)
 
 
 _PAGE = """<!doctype html>
@@ -261,12 +270,13 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
+th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right }}
+td {{ white-space: nowrap }}
+th {{ vertical-align: bottom; overflow-wrap: anywhere }}
 th:first-child, td:first-child {{ text-align: left }}
 pre {{ background: #f5f5f5; padding: .6rem; white-space: pre-wrap }}
 img {{ max-width: 100%; display: block; margin: 1rem 0 }}
 </style>
 {body}
-{images}
 </html>
 """

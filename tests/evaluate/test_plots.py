@@ -31,7 +31,10 @@ def test_plots_stand_in_the_report(tmp_path: Path) -> None:
     assert drawn(tmp_path) == ["recovery.png", "tasks.png"]
     text = (tmp_path / "report.md").read_text()
     assert re.findall(r"!\[.*\]\((.*)\)", text) == ["tasks.png", "recovery.png"]
-    assert text.startswith(markdown(results(**shares("MMLU", "PIQA")), COMMAND, DATE))
+    assert text == markdown(results(**shares("MMLU", "PIQA")), COMMAND, DATE, ["tasks.png", "recovery.png"])
+    assert "## Tasks" in text[: text.index("![tasks]")] and "## Divergence" not in text[: text.index("![tasks]")]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 2 and ".png" not in page
 
 
 def test_a_divergence_alone_is_drawn_along_training(tmp_path: Path) -> None:

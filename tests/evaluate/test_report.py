@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from rewired.evaluate.answers import earlier
+from rewired.evaluate.cli import _print
 from rewired.evaluate.papers import Paper, load_paper
 from rewired.evaluate.report import markdown, write_report
 from rewired.evaluate.results import Average, Results, average_of
@@ -46,7 +48,7 @@ def test_each_model_is_compared_with_the_original_in_a_table_of_its_own() -> Non
             "hybrid": "50.00 ± 1.30",
             "delta": "-18.14 ± 0.81",
             "significant": "yes, p < 0.0001",
-            "kept": "73.4 ± 1.2 %",
+            "relative": "73.4 ± 1.2 %",
         },
         {
             "task": "WikiText",
@@ -57,13 +59,13 @@ def test_each_model_is_compared_with_the_original_in_a_table_of_its_own() -> Non
             "hybrid": "12.50 ± 0.50",
             "delta": "+2.50 ± 0.12",
             "significant": "yes, p < 0.0001",
-            "kept": "x 1.250",
+            "relative": "x 1.250",
         },
     ]
     assert [row["tuned"] for row in tuned] == ["67.00 ± 1.25", "9.90 ± 0.25"]
     assert [row["delta"] for row in tuned] == ["-1.14 ± 0.72", "-0.10 ± 0.04"]
     assert [row["significant"] for row in tuned] == ["no, p 0.1234", "yes, p 0.0124"]
-    assert [row["kept"] for row in tuned] == ["98.3 ± 1.1 %", "x 0.990"]
+    assert [row["relative"] for row in tuned] == ["98.3 ± 1.1 %", "x 0.990"]
 
 
 def test_a_single_item_has_no_error_and_no_verdict() -> None:
@@ -90,7 +92,7 @@ def test_a_difference_of_which_nothing_varies_still_has_its_error() -> None:
 
 def test_of_an_original_that_got_nothing_right_nothing_can_be_kept() -> None:
     none = replace(MMLU, scores=MMLU.scores | {"dense": Score(0.0, 0.0, 1500)})
-    assert tables(markdown(results(tasks=[none]), COMMAND, DATE))[0][0]["kept"] == ""
+    assert tables(markdown(results(tasks=[none]), COMMAND, DATE))[0][0]["relative"] == ""
 
 
 def test_the_average_is_a_row_below_the_tasks() -> None:
@@ -111,9 +113,9 @@ def test_the_average_is_a_row_below_the_tasks() -> None:
         "hybrid": "45.00 ± 2.00",
         "delta": "-15.00 ± 0.51",
         "significant": "",
-        "kept": "75.0 ± 0.9 %",
+        "relative": "75.0 ± 0.9 %",
     }
-    assert (tuned[-1]["delta"], tuned[-1]["kept"]) == ("+1.00", "101.7 %")
+    assert (tuned[-1]["delta"], tuned[-1]["relative"]) == ("+1.00", "101.7 %")
 
 
 def test_the_papers_rows_stand_above_ours() -> None:
@@ -201,7 +203,7 @@ def test_an_original_alone_has_scores_and_no_deltas() -> None:
         {"task": "MMLU", "metric": "acc_norm", "shots": "5", "n": "1,500", "dense": "68.14 ± 1.23"},
         {"task": "WikiText", "metric": "word_perplexity", "shots": "0", "n": "62", "dense": "10.00 ± 0.25"},
     ]
-    for word in ("delta", "ignificant", "Divergence", "kept"):
+    for word in ("delta", "ignificant", "Divergence", "relative"):
         assert word not in text
 
 
@@ -253,3 +255,27 @@ def test_an_original_alone_is_written_whole(tmp_path: Path) -> None:
     write_report(alone(results()), COMMAND, DATE, tmp_path)
     assert drawn(tmp_path) == ["tasks.png"]
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "report.md", "report.html", "tasks.png"}
+
+
+def test_rows_and_code_are_said_to_be_what_they_are() -> None:
+    """Rows only where there are tasks; a checksum of code is no commit."""
+    settings = deepcopy(results().settings)
+    settings["answers"]["versions"]["rewired"] = "0.1.0+0123456789ab"
+    text = markdown(results(settings=settings), COMMAND, DATE)
+    assert "rewired 0.1.0 (SHA-256 of its code 0123456789ab)" in text
+    assert "rows from" in text
+    assert "rows from" not in markdown(results(tasks=[]), COMMAND, DATE)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_no_name_is_cut_on_a_terminal(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = markdown(results(), COMMAND, DATE)
+    _print(text)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    for cells in tables(text):
+        for row in cells:
+            assert next(iter(row.values())).strip("*") in printed

@@ -112,4 +112,4 @@ def test_what_a_suite_says_runs_no_code(tmp_path: Path) -> None:
 def test_a_name_moves_no_cell_of_the_markdown(name: str) -> None:
     text = markdown(renamed(name), COMMAND, DATE)
     row = tables(section(text, "Tasks"))[0][0]
-    assert (row["metric"], row["kept"]) == ("acc_norm", "73.4 ± 1.2 %")
+    assert (row["metric"], row["relative"]) == ("acc_norm", "73.4 ± 1.2 %")
