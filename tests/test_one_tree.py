@@ -60,6 +60,7 @@ def test_import_works_in_the_folder_that_holds_the_clone(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not (ROOT / "convert").is_dir(), reason="an sdist holds the rooms in src/rewired, without links")
 def test_rooms_at_the_top_level_are_what_is_imported() -> None:
     from rewired.convert import cli
 
