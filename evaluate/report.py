@@ -269,7 +269,8 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; font-variant-numeric: tabular-nums }}
+table {{ border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto }}
+table {{ font-variant-numeric: tabular-nums }}
 th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right }}
 td {{ white-space: nowrap }}
 th {{ vertical-align: bottom; overflow-wrap: anywhere }}

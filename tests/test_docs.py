@@ -1,0 +1,49 @@
+"""The page on the Python API: its blocks are one program, which runs as a reader would run it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.adapt.world import conversations, make_chat, write_rows
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+RECIPE = {
+    "model": "my-refitted-ladder",
+    "datasets": ["rows.jsonl"],
+    "refit": "none",
+    "train": "rewired",
+    "output_dir": "trained",
+    "max_steps": 4,
+    "max_length": 128,
+    "held_out": 4,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny Llama of 30 layers in a folder of the model's name, and a text and a recipe beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    make_chat(Path("smollm2-135m"), num_hidden_layers=30)
+    Path("notes.txt").write_text(" ".join(f"The river of stone {n % 7} runs under the bridge." for n in range(400)))
+    write_rows(Path("rows.jsonl"), conversations())
+    Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert type(names["model"]).__name__ == "RewiredLlamaForCausalLM"
+    assert names["conversion"].plan.wiring.exposed == 30
+    assert names["refitted"].refit.after.kl < names["refitted"].refit.before.kl
+    measured = names["results"].divergences["notes.txt"]
+    assert 0 < measured["my-refitted-ladder"].kl < measured["my-ladder"].kl
+    assert names["measured"].kl < measured["my-ladder"].kl
+    assert (tmp_path / "report" / "report.html").is_file()
+    assert names["final"] == Path("trained/final")
+    assert json.loads((tmp_path / "trained" / "final" / "config.json").read_text())["model_type"] == "rewired_llama"
