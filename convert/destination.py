@@ -5,13 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from rewired.quantities import size
-
-_CHUNK = 16 << 20  # bytes copied at a time
 
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
@@ -105,51 +101,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def can_link(source: Path, folder: Path) -> bool:
-    """Whether `source` can be hard-linked into `folder`."""
-    probe = folder / ".probe"
-    try:
-        os.link(source.resolve(), probe)
-    except OSError:  # another filesystem, or one without hard links
-        return False
-    probe.unlink()
-    return True
-
-
-def check_space(out: Path, needed: int) -> None:
-    """Raise ValueError when `needed` bytes do not fit beside `out`."""
-    free = shutil.disk_usage(_existing_parent(out)).free
-    if needed > free:
-        raise ValueError(
-            f"No space left: {out} needs {size(needed)} and {size(free)} are free. Free some space, or "
-            "put it on the source's filesystem, where weights are linked instead of copied."
-        )
-
-
-def check_spill(folder: Path, needed: int) -> None:
-    """Raise ValueError when activations of `needed` bytes do not fit into `folder`."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ValueError(
-            f"No space left: --spill {folder} needs {size(needed)} and {size(free)} are free. Spill to another "
-            "disk, or fit on fewer tokens."
-        )
-
-
-def _existing_parent(out: Path) -> Path:
-    return next(folder for folder in out.absolute().parents if folder.exists())
-
-
-def place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
-    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
-    for file in files:
-        source, target = file.resolve(), folder / file.name
-        if not copy:
-            os.link(source, target)
-            continue
-        with source.open("rb") as reader, target.open("wb") as writer:
-            while chunk := reader.read(_CHUNK):
-                writer.write(chunk)
-                on_bytes(len(chunk))

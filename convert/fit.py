@@ -12,7 +12,7 @@ from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from . import destination
+from .disk_space import check_space, check_spill
 from .job import Job
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def fit(
     def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
         cost = Cost.of(job.checkpoint.shape, wiring, job.plan.tp_shards, tokens, request.matrices)
         if request.spill:
-            destination.check_spill(request.spill, cost.activations)
+            check_spill(request.spill, cost.activations)
         on_cost(cost)
 
     return refit(config, job.checkpoint.folder, job.files, job.request.dtype, request, work, on_layer, on_start)
@@ -64,7 +64,7 @@ def _check_room(job: Job) -> None:
     files = {info.file for info in changing}
     written = [info for info in job.tensors.values() if dtype or info.file in files]
     both = [*written, *changing]
-    destination.check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
+    check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
 
 
 def record(outcome: RefitResult, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rewired.model.wiring import Wiring
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .changed_weights import check_refitted, check_trained
+from .changed_weights import check_weights
 from .request import Request
 from .traffic import LayerTable
 
@@ -36,8 +36,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
     shape.check_shards(tp_shards)
-    check_trained(checkpoint, wiring, request.refit)
-    is_refitted = check_refitted(checkpoint, wiring, tp_shards, request.refit)
+    is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [_note_on_shards(checkpoint, request, wiring, tp_shards)], None
     if request.refit and is_refitted:
         notes.append("The source is refitted already, to this wiring: its weights are not fitted again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,11 +14,12 @@ from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.safetensors_header import data_size, read_header
 from rewired.checkpoint.tensors import read_tensor, save_tensors
 
-from . import destination
+from .disk_space import check_space
 from .job import Job
 
 # a single file cannot have an index beside it: transformers would not look at the index
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
+_CHUNK = 16 << 20  # bytes copied at a time
 
 
 def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:
@@ -31,12 +33,12 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
     holding_fitted = {tensors[name].file for name in fitted if name in tensors}
     changed = [file for file in files if dtype or file.name in holding_fitted]
     unchanged = [file for file in files if file not in changed]
-    copy = job.request.copy or not destination.can_link(files[0], staging)
+    copy = job.request.copy or not _can_link(files[0], staging)
     sizes = [file.stat().st_size for file in (files if copy else changed)]
-    destination.check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+    check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
     if changed:
         _rewrite(changed, staging, dtype, fitted, on_bytes)
-    destination.place(unchanged, staging, copy, on_bytes)
+    _place(unchanged, staging, copy, on_bytes)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
         _gather(new, _free(staging / _NEW))
@@ -44,6 +46,30 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
     if new or (job.checkpoint.folder / INDEX).is_file():
         _write_index(job.checkpoint, staging, is_same=not (new or dtype))
+
+
+def _can_link(source: Path, folder: Path) -> bool:
+    """Whether `source` can be hard-linked into `folder`."""
+    probe = folder / ".probe"
+    try:
+        os.link(source.resolve(), probe)
+    except OSError:  # another filesystem, or one without hard links
+        return False
+    probe.unlink()
+    return True
+
+
+def _place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
+    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
+    for file in files:
+        source, target = file.resolve(), folder / file.name
+        if not copy:
+            os.link(source, target)
+            continue
+        with source.open("rb") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                writer.write(chunk)
+                on_bytes(len(chunk))
 
 
 def _free(path: Path) -> Path:

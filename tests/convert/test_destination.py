@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rewired.convert import Request, convert
-from rewired.convert.destination import check_space, staged_folder
+from rewired.convert.destination import staged_folder
+from rewired.convert.disk_space import check_space
 
 from .checkpoints import make_llama, snapshot
 

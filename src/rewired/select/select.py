@@ -16,6 +16,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import destination
+from rewired.convert.disk_space import check_space
 from rewired.ranks import choose_device
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
@@ -138,7 +139,7 @@ class _Job:
         tensors = checkpoint.tensors()
         layers = [info for name, info in tensors.items() if name.startswith("model.layers.")]
         check_types(layers, dtype=None)
-        destination.check_space(target, sum(info.size for info in layers) if request.measure else 0)
+        check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
         self.calibration = load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
         self.names = NAMES[request.wiring]
