@@ -15,13 +15,13 @@ from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
 from rewired.plan.shapes import named_shapes
 from rewired.plan.timeline import exposed, pass_time
-from rewired.plan.wirings import PRESETS, whole
+from rewired.plan.wirings import WIRINGS, whole
 
 SHAPE = named_shapes()["llama-3.2-1b"]
 STEP = Step(4, 1, 1000)
 RING = AllReduce({}, Ring(5e-6, 1e-6, 1e11), Network(7e-6, 4e11), 8)
 SECONDS = st.floats(0, 1, allow_subnormal=False)
-WIRINGS = st.sampled_from(["standard", *PRESETS])
+WIRINGS = st.sampled_from(["standard", *WIRINGS])
 
 
 def rank(**changes: Any) -> Rank:

@@ -15,10 +15,11 @@ FLOORS = (
     ("model",),
     ("sources",),
     ("checkpoint", "text"),
-    ("evaluate", "plan", "serve"),
+    ("evaluate", "serve"),
     ("refit",),
     ("convert",),
     ("adapt", "select"),
+    ("plan",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCE = Path(rewired.__file__).parent

@@ -9,15 +9,12 @@ from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.wiring import Wiring
+from rewired.select import wirings as select_wirings
 
 STANDARD, UPPER = "standard", "none"  # none: no communication at all, which computes something wrong
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "ladder": {"preset": "ladder"},
-    "ladder-peek": {"preset": "ladder", "peek": True},
-    "parallel": {"preset": "parallel"},
-    "parallel-overlap": {"preset": "parallel", "overlap": True},
-    "desync-2x": {"preset": "desync", "every": 2},
+# those that `rewired select` knows, and those that only make sense for several layers in a row
+WIRINGS: Mapping[str, Mapping[str, Any]] = select_wirings.WIRINGS | {
     "desync-4x": {"preset": "desync", "every": 4},
     "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
 }
@@ -28,7 +25,7 @@ SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those 
 class Candidate:
     """A wiring of the last layers, or one that `rewired select` chose."""
 
-    name: str  # one of PRESETS, standard, none, or what a selection calls it
+    name: str  # one of WIRINGS, standard, none, or what a selection calls it
     layers: str
     wiring: Wiring
     share: float  # of the layers that are rewired
@@ -46,7 +43,7 @@ class Candidate:
 
 def whole(shape: LlamaShape, name: str) -> Wiring:
     """All layers as `name`."""
-    return shape.wiring([{"layers": "0-", **PRESETS[name]}] if name in PRESETS else [])
+    return shape.wiring([{"layers": "0-", **WIRINGS[name]}] if name in WIRINGS else [])
 
 
 def candidates(shape: LlamaShape) -> list[Candidate]:
@@ -60,7 +57,7 @@ def candidates(shape: LlamaShape) -> list[Candidate]:
             shape.wiring([{"layers": f"{start}-{layers}", **entry}]),
             (layers - start) / layers,
         )
-        for name, entry in PRESETS.items()
+        for name, entry in WIRINGS.items()
         for start in starts
     ]
     return [Candidate(STANDARD, "", dense, 0.0), *rewired, Candidate(UPPER, "", dense, 0.0)]
