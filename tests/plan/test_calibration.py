@@ -69,6 +69,20 @@ def test_measured_all_reduces_take_the_place_of_ours(tmp_path: Path) -> None:
     assert found.all_reduce.seconds(2**20, 2) == pytest.approx(1e-3 + machine.engine.slack)
 
 
+def test_the_link_that_counts_and_decoding_that_was_compiled(tmp_path: Path) -> None:
+    """Rows of another link, and slower eager decoding, change nothing."""
+    machine = serving_machine("h100", "nccl", 8)
+    shy = replace(machine, all_reduce=replace(machine.all_reduce, scale=3.0))
+    eager = [
+        row | {"link": "1gbit", "decode_seconds": 9.0, "decode_compiled_seconds": row["decode_seconds"]}
+        for row in report(shy)["rows"]
+    ]
+    other = [row | {"link": "loopback"} for row in report(machine)["rows"]]
+    found = calibrated(machine, written({"link": "1gbit", "rows": [*eager, *other]}, tmp_path))
+    assert found.all_reduce.scale == pytest.approx(3.0, rel=0.01)
+    assert found.engine.memory_share == pytest.approx(machine.engine.memory_share, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

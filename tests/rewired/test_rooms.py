@@ -20,6 +20,7 @@ FLOORS = (
     ("convert",),
     ("adapt", "select"),
     ("plan",),
+    ("bench",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCE = Path(rewired.__file__).parent

@@ -71,10 +71,11 @@ class LlamaShape:
         """The wiring of this model that `entries` say in their JSON form. Raises ValueError."""
         return Wiring.from_json(entries, self.num_hidden_layers, self.hidden_size)
 
-    def check_shards(self, tp_shards: int) -> None:
-        """Raises ValueError naming the size that `tp_shards` does not divide."""
+    def check_shards(self, tp_shards: int, name: str = "tp_shards") -> None:
+        """Raises ValueError naming the size that `tp_shards`, which the user knows as `name`, does not divide."""
         check_shards(
             tp_shards,
+            name,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
             intermediate_size=self.intermediate_size,

@@ -1,8 +1,9 @@
 """The calibration: a machine whose times are scaled to what `rewired bench` measured on it.
 
 FILE is JSON with `rows`, each {"wiring", "model", "tp", "batch", "prompt", "prefill_seconds", "decode_seconds"}, of
-`standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run;
-and perhaps `all_reduce`, each {"gpus", "bytes", "seconds"}.
+`standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run,
+`decode_compiled_seconds` where decoding was compiled; and perhaps `all_reduce`, each {"gpus", "bytes", "seconds"}.
+Where several links were measured, `link` names the one that counts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Row:
 
 def calibrated(machine: Machine, file: Path) -> Machine:
     """Raises ValueError for a file that is no bench report, or has no `none` beside a `standard` row."""
-    report = _report(file)
+    report = _of_its_link(_report(file))
     if report.get("all_reduce"):
         machine = _with_curves(machine, report["all_reduce"], file)
     rows = [_row(row, file) for row in report["rows"]]
@@ -69,9 +70,21 @@ def _report(file: Path) -> Mapping[str, Any]:
     return report
 
 
+def _of_its_link(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    link = report.get("link")
+    if link is None:
+        return report
+    of_link = {
+        name: [entry for entry in report.get(name, []) if not isinstance(entry, dict) or entry.get("link") == link]
+        for name in ("rows", "all_reduce")
+    }
+    return {**report, **of_link}
+
+
 def _row(row: Any, file: Path) -> _Row:
     try:
         numbers = {name: row[name] for name in _NUMBERS}
+        numbers["decode_seconds"] = row.get("decode_compiled_seconds", row["decode_seconds"])
         shape, wiring = find_shape(row["model"]), str(row["wiring"])
         if "layers" in row:
             shape = replace(shape, num_hidden_layers=row["layers"])

@@ -1,0 +1,1 @@
+"""`rewired bench`: what a wiring wins, measured on the machine at hand."""

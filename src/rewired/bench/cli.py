@@ -1,0 +1,110 @@
+"""The command `rewired bench`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rewired.cli import report_errors
+from rewired.ranks import choose_device
+
+from . import torchrun
+from .request import BenchRequest, names, numbers
+
+_WIRINGS = "ladder,ladder+peek,parallel,desync-2x,desync-4x,partial-0.5,none"
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("bench")(_bench)
+
+
+def _bench(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A shape (llama-3.1-8b, llama-3.1-70b, llama-3.1-405b, llama-3.2-1b, tiny, ...) with random "
+            "weights, or a checkpoint, rewired or not."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder of results; an interrupted bench goes on in it.")
+    ],
+    tp: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Ranks to split the model over, 2 by default; torchrun's if it is."),
+    ] = None,
+    wirings: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="What is timed beside standard and transformers' own Llama; own is a rewired checkpoint's, and "
+            "ladder:16-32 rewires some layers only.",
+        ),
+    ] = _WIRINGS,
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill.")] = 1024,
+    new: Annotated[int, typer.Option(metavar="N", help="Tokens to decode after it.")] = 128,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at once.")] = "1",
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Run only so many layers of the model.")] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", help="How often each is timed, in turns.")] = 9,
+    compiled: Annotated[
+        bool, typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache.")
+    ] = True,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+) -> None:
+    """Measure on this machine how much faster each wiring is, against the best baselines there are.
+
+    Prefill and decoding are timed in turns on tensor-parallel ranks, which are started here or are torchrun's. Into DIR
+    go results.json, which rewired plan --calibrate takes, a CSV, a report and plots.
+
+    Examples:
+
+    ```
+    rewired bench llama-3.1-70b --tp 8 --batch 1,4,16,64 --layers 8 --out bench-70b
+    rewired bench ./my-hybrid --tp 2 --wirings own,none --out bench-mine
+    torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
+    ```
+    """
+    with report_errors("rewired bench", when_interrupted=f"interrupted; the same command goes on in {out}."):
+        from .run import bench
+
+        ranks = _ranks(tp)
+        device = choose_device(device, torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks))
+        request = BenchRequest(
+            model,
+            names("--wirings", wirings),
+            prompt,
+            new,
+            layers,
+            rounds,
+            dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
+            device,
+            compiled,
+        )
+        results = bench(request, ranks, numbers("--batch", batch), out)
+        if torchrun.is_first_rank():
+            _write(results, out)
+
+
+def _ranks(tp: str | None) -> tuple[int, ...]:
+    if not torchrun.is_joined():
+        return numbers("--tp", tp or "2")
+    ranks = (torchrun.world_size(),)
+    if tp is not None and numbers("--tp", tp) != ranks:
+        raise ValueError(f"--tp is {tp}, and torchrun has started {ranks[0]} ranks: leave it out.")
+    return ranks
+
+
+def _write(results: Mapping[str, Any], out: Path) -> None:
+    from .report import markdown, print_report
+    from .results import write_csv
+
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_csv(results["rows"], out / "results.csv")
+    (out / "report.md").write_text(markdown(results), encoding="utf-8")
+    print_report(results)
+    print(f"\n{out}/report.md, results.json and results.csv hold this.")

@@ -1,0 +1,42 @@
+"""The memory that a bench takes, before it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rewired.checkpoint.llama import LlamaShape
+from rewired.plan.machine import Load
+from rewired.plan.memory import USABLE, cache_bytes, weight_bytes
+from rewired.quantities import size
+
+from .request import BenchRequest
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int) -> None:
+    """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory."""
+    width = torch.empty((), dtype=getattr(torch, request.dtype)).element_size() / 2  # of what is counted in 16 bits
+    caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
+    load = Load(batch, request.prompt, request.new)
+    needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, load))
+    if request.device == "cuda":
+        free, where = USABLE * torch.cuda.get_device_properties(0).total_memory, "a GPU has"
+    else:
+        needed *= tp
+        free, where = _available(), "this machine has"
+    if needed > free:
+        raise ValueError(
+            f"{request.model} with batch {batch} on {tp} ranks takes {size(needed)} of weights and caches, and {where} "
+            f"{size(free)}: take fewer --layers, a smaller --batch, or more ranks."
+        )
+
+
+def _available() -> float:
+    """Bytes that a process may take; without a limit where the system does not say."""
+    if not _MEMINFO.exists():
+        return float("inf")
+    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
+    return 1024.0 * int(lines["MemAvailable"].split()[0])

@@ -1,0 +1,140 @@
+"""The report of a bench: tables for the terminal, and the same ones as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from .contenders import NONE, STANDARD, STOCK
+from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
+
+Row = Mapping[str, Any]
+
+_TITLES = {PREFILL: "prefill", DECODE: "token", DECODE_COMPILED: "compiled token"}
+READING = (
+    "Times are medians of interleaved rounds, ± half of the quartiles' distance; x is the speedup over standard, the "
+    "median of the rounds' own ratios. Hidden is the share of communication that a wiring saves, in prefill and by "
+    "token: (standard - wiring) / (standard - none). stock is transformers' own Llama by its own tensor parallelism; "
+    "none does not communicate at all, and its output is wrong: it is the bound."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables(results: Mapping[str, Any]) -> Iterator[Table]:
+    """One for each number of ranks, batch and link; then the all-reduces."""
+
+    def group(row: Row) -> tuple[Any, ...]:
+        return row["tp"], row["batch"], row["link"]
+
+    for (tp, batch, link), rows in groupby(results["rows"], group):
+        yield _cell_table(f"TP {tp}, batch {batch}, {link}", list(rows))
+    if results["all_reduce"]:
+        yield _all_reduces(results["all_reduce"])
+
+
+def verdicts(results: Mapping[str, Any]) -> list[str]:
+    """What the tables say of our own tensor parallelism: standard against stock, over all cells."""
+    lines = []
+    for measure in MEASURES:
+        speedups = [
+            row["speedup"][measure][STOCK]
+            for row in results["rows"]
+            if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})
+        ]
+        if speedups:
+            span = f"{min(speedups):.2f}" + (f" to {max(speedups):.2f}" if len(speedups) > 1 else "")
+            lines.append(f"standard over transformers' own tensor parallelism, {_TITLES[measure]}: {span}")
+    return lines
+
+
+def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
+    """report.md."""
+    request, machine = results["request"], results["environment"]
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("device", "date"))
+    parts = [
+        f"# {request['model']}: what each wiring takes",
+        f"`{results['command']}`, {machine['date']}; {machine['device']}, {facts}.",
+        f"{results['rows'][0]['layers']} layers, {request['dtype']}, {request['prompt']} tokens of prompt, "
+        f"{request['new']} new ones, {request['rounds']} rounds. {READING}",
+        *(f"![{plot}]({plot})" for plot in plots),
+        *(_markdown(table) for table in tables(results)),
+        "\n".join(f"- {line}" for line in verdicts(results)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def print_report(results: Mapping[str, Any]) -> None:
+    """The tables and how to read them."""
+    from rich.console import Console
+
+    from rewired.plan.report import grid_of
+
+    console = Console()
+    for table in tables(results):
+        grid = grid_of(table.title, [heading.replace(" ", "\n") for heading in table.headings])
+        grid.columns[0].justify = "left"
+        for row in table.rows:
+            grid.add_row(*row)
+        console.print(grid)
+    for line in [*verdicts(results), READING]:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _cell_table(title: str, rows: Sequence[Row]) -> Table:
+    measures = [measure for measure in MEASURES if f"{measure}_seconds" in rows[0]]
+    timed = [heading for measure in measures for heading in (f"{_TITLES[measure]} ms", "x")]
+    hides = any(row["hidden"] for row in rows)
+    hidden = [f"hidden: {_TITLES[measure]}" for measure in measures] if hides else []
+    return Table(
+        title,
+        ["wiring", *timed, "tokens/s", "x", *hidden],
+        [_cells(row, measures, bool(hidden)) for row in rows],
+    )
+
+
+def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
+    cells = [row["wiring"]]
+    for measure in measures:
+        seconds, (low, high) = row[f"{measure}_seconds"], row[f"{measure}_quartiles"]
+        cells += [f"{_digits(1e3 * seconds)} ±{50 * (high - low) / seconds:.0f}%", _ratio(row, measure)]
+    cells += [_digits(row["tokens_per_second"]), _ratio(row, "generation")]
+    if hides:
+        is_end = row["wiring"] in (STOCK, STANDARD, NONE)
+        cells += ["" if is_end or name not in row["hidden"] else f"{row['hidden'][name]:.0%}" for name in measures]
+    return cells
+
+
+def _ratio(row: Row, measure: str) -> str:
+    return f"{row['speedup'][measure][STANDARD]:.2f}"
+
+
+def _digits(number: float) -> str:
+    """Three digits at least."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _all_reduces(entries: Sequence[Row]) -> Table:
+    links = list(dict.fromkeys((entry["gpus"], entry["link"]) for entry in entries))
+    times = {(entry["gpus"], entry["link"], entry["bytes"]): entry["seconds"] for entry in entries}
+    return Table(
+        "all-reduces, µs",
+        ["bytes", *(f"{link}, {gpus} ranks" for gpus, link in links)],
+        [
+            [f"{size:,}", *(_digits(1e6 * times[*link, size]) if (*link, size) in times else "" for link in links)]
+            for size in sorted({entry["bytes"] for entry in entries})
+        ],
+    )
+
+
+def _markdown(table: Table) -> str:
+    lines = [f"| {' | '.join(table.headings)} |", f"|{'---|' * len(table.headings)}"]
+    lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    return "\n".join([f"{table.title}:", "", *lines])

@@ -1,0 +1,55 @@
+"""What is asked of a bench, and what of it is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What all cells of a bench share; a cell is a number of ranks and a batch.
+
+    `model` is a shape's name or a checkpoint, `layers` how many of its layers are run (all, where None), `rounds` how
+    often each contender is timed.
+    """
+
+    model: str
+    wirings: tuple[str, ...]
+    prompt: int = 1024
+    new: int = 128
+    layers: int | None = None
+    rounds: int = 9
+    dtype: str = "bfloat16"
+    device: str = "cuda"
+    is_compiled: bool = True
+
+    def __post_init__(self) -> None:
+        for flag, value in {"--prompt": self.prompt, "--new": self.new, "--layers": self.layers}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{flag} is {value}: it must be at least 1.")
+        if self.rounds < 3:
+            raise ValueError(f"--rounds is {self.rounds}: quartiles need at least 3.")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")
+
+
+def numbers(flag: str, text: str) -> tuple[int, ...]:
+    """The positive integers of `1,2,4`, each once. Raises ValueError."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise ValueError(f"{flag} {text} is no list of numbers: give integers of at least 1, such as 1,4,16.")
+    return tuple(dict.fromkeys(values))
+
+
+def names(flag: str, text: str) -> tuple[str, ...]:
+    """The words of `a,b,c`. Raises ValueError where one is empty."""
+    words: Sequence[str] = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise ValueError(f"{flag} {text!r} has an empty name: give names with a comma between them.")
+    return tuple(words)

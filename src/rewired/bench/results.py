@@ -1,0 +1,145 @@
+"""The results of a bench: cells as they were measured, and the rows that follow from them.
+
+`measured.jsonl` has a line for each cell, written when the cell is done: an interrupted bench goes on after the last.
+`results.json` is what `rewired plan --calibrate` and the plots read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from .contenders import NONE, STANDARD, STOCK
+from .request import BenchRequest
+from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
+
+FORMAT = 1
+Samples = Mapping[str, Sequence[float]]  # seconds of a run, a prefill or a token, by measure; one for each round
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Everything that was timed in turns: all contenders on all links, for one number of ranks and one batch."""
+
+    tp: int
+    batch: int
+    samples: Mapping[str, Mapping[str, Samples]]  # by link and contender
+    all_reduce: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+
+class Measured:
+    """The file of cells that are done."""
+
+    def __init__(self, folder: Path, request: BenchRequest) -> None:
+        """Raises ValueError where the folder holds those of another request."""
+        self.file, self.request = folder / "measured.jsonl", json.loads(json.dumps(asdict(request)))
+        self.cells: list[Cell] = []
+        lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
+        for line in map(json.loads, lines):
+            recorded = line.pop("request")
+            if recorded != self.request:
+                differs = [name for name, value in self.request.items() if recorded.get(name) != value]
+                raise ValueError(
+                    f"{folder} holds another bench, with another {' and '.join(differs)}: give another --out, or the "
+                    "options of that one to go on with it."
+                )
+            self.cells.append(Cell(**line))
+
+    def add(self, cell: Cell) -> None:
+        """Write it too, whole or not at all."""
+        self.cells.append(cell)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"request": self.request, **asdict(each)}) + "\n" for each in self.cells]
+        scratch = self.file.with_suffix(".partial")
+        scratch.write_text("".join(lines), encoding="utf-8")
+        scratch.replace(self.file)
+
+    def is_done(self, tp: int, batch: int) -> bool:
+        return any((cell.tp, cell.batch) == (tp, batch) for cell in self.cells)
+
+
+def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole of results.json; `layers` is how many were run."""
+    ordered = sorted(cells, key=lambda cell: (cell.tp, cell.batch))
+    common = {"model": request.model, "layers": layers, "prompt": request.prompt, "new": request.new}
+    return {
+        "format": FORMAT,
+        **header,
+        "request": asdict(request),
+        "all_reduce": [entry for cell in ordered for entry in cell.all_reduce],
+        "rows": [common | row for cell in ordered for row in _rows(cell, request)],
+    }
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Medians and speedups, a line for each row."""
+    flat = [_flat(row) for row in rows]
+    fields = dict.fromkeys(name for row in flat for name in row)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(fields))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}_")
+        elif not isinstance(value, list):
+            flat[prefix + name] = value
+    return flat
+
+
+def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
+    for link, contenders in cell.samples.items():
+        for wiring, samples in contenders.items():
+            row: dict[str, Any] = {"tp": cell.tp, "batch": cell.batch, "link": link, "wiring": wiring}
+            for measure in MEASURES:
+                if measure in samples:
+                    low, middle, high = quantiles(samples[measure], n=4, method="inclusive")
+                    row |= {f"{measure}_seconds": middle, f"{measure}_quartiles": [low, high]}
+            row["tokens_per_second"] = cell.batch * request.new / median(_generation(samples, request))
+            row["speedup"] = _speedups(samples, contenders, request)
+            row["hidden"] = _hidden(samples, contenders)
+            yield row
+
+
+def _generation(samples: Samples, request: BenchRequest) -> list[float]:
+    """Seconds of a prompt and all new tokens, in every round, decoding in the faster mode."""
+    decode = min((samples[name] for name in (DECODE, DECODE_COMPILED) if name in samples), key=median)
+    return [prefill + request.new * token for prefill, token in zip(samples[PREFILL], decode, strict=True)]
+
+
+def _speedups(samples: Samples, contenders: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
+    """The median of the rounds' own ratios, over standard and over stock Llama."""
+    speedups: dict[str, Any] = {}
+    for measure in (*samples, "generation"):
+        speedups[measure] = {}
+        for baseline in (STANDARD, STOCK):
+            if baseline in contenders:
+                pair = [
+                    _generation(each, request) if measure == "generation" else each[measure]
+                    for each in (contenders[baseline], samples)
+                ]
+                speedups[measure][baseline] = median(base / own for base, own in zip(*pair, strict=True))
+    return speedups
+
+
+def _hidden(samples: Samples, contenders: Mapping[str, Samples]) -> dict[str, float]:
+    """The share of the time that communication takes which the wiring saves: (standard - own) / (standard - none).
+
+    Left out where standard is not slower than none, so that there is nothing to hide.
+    """
+    shares = {}
+    if NONE in contenders and STANDARD in contenders:
+        for measure in samples:
+            standard, own, none = (median(each[measure]) for each in (contenders[STANDARD], samples, contenders[NONE]))
+            if standard > none:
+                shares[measure] = (standard - own) / (standard - none)
+    return shares

@@ -1,0 +1,124 @@
+"""A bench from outside: what is compared, on which ranks, and where it is written."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import distributed
+
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.llama import LlamaShape
+from rewired.plan.shapes import named_shapes
+from rewired.ranks import run_on_ranks
+from rewired.sources import checkpoint_folder, find_source
+
+from . import torchrun
+from .contenders import NONE, Contender, contenders
+from .environment import environment
+from .memory import check_memory
+from .request import BenchRequest
+from .results import Measured, to_json
+from .sweep import Groups, Sweep, measure
+
+_TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
+
+
+def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path) -> dict[str, Any]:
+    """Measure what is not measured yet in `out`, and return all that is, as results.json has it.
+
+    Under torchrun, its ranks are the only number of ranks, and the first one's results are whole. Raises ValueError for
+    what cannot be measured here, RankError where a rank fails.
+    """
+    if torchrun.is_joined():
+        torchrun.join(request.device, _TIMEOUT_SECONDS)
+    model = _find(request)
+    rivals = contenders(request.wirings, model.shape, model.own)
+    for tp in tp_sizes:
+        model.shape.check_shards(tp, "--tp")
+        check_memory(request, model.shape, tp, max(batches))
+    measured = Measured(out, request)
+    for tp in tp_sizes:
+        missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
+        if missing:
+            _measure(_sweep(request, model, rivals, tp), missing, measured)
+            measured = Measured(out, request)
+    header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": environment(request.device)}
+    return to_json(request, model.shape.num_hidden_layers, measured.cells, header)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model to bench, before any of it is loaded. `folder` is a checkpoint's, and None for a shape alone."""
+
+    shape: LlamaShape
+    config: dict[str, Any]
+    own: list[dict[str, Any]]  # regions of the wiring that a checkpoint has
+    tp_shards: int | None = None
+    folder: Path | None = None
+
+
+def _find(request: BenchRequest) -> _Model:
+    """Raises ValueError where there is no such model, or it has fewer layers."""
+    name = request.model.lower().removesuffix("-instruct")
+    if name in named_shapes() and not Path(request.model).is_dir():
+        shape = _cut(named_shapes()[name], request.layers)
+        return _Model(shape, asdict(shape), [])
+    try:
+        source = find_source(request.model)
+    except ValueError as error:
+        raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
+    with TemporaryDirectory(prefix="rewired-") as scratch:
+        checkpoint = Checkpoint.open(source.preview(Path(scratch)))
+    shape = _cut(checkpoint.shape, request.layers)
+    whole = request.layers is None and checkpoint.is_rewired
+    return _Model(
+        shape,
+        {**checkpoint.config, "num_hidden_layers": shape.num_hidden_layers},
+        checkpoint.wiring.to_json() if whole else [],
+        checkpoint.tp_shards if whole else None,
+        checkpoint_folder(request.model),
+    )
+
+
+def _cut(shape: LlamaShape, layers: int | None) -> LlamaShape:
+    if layers is None:
+        return shape
+    if layers > shape.num_hidden_layers:
+        raise ValueError(f"--layers is {layers}, and the model has {shape.num_hidden_layers}.")
+    return replace(shape, num_hidden_layers=layers)
+
+
+def _sweep(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int) -> Sweep:
+    """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
+    rivals = [rival for rival in rivals if tp > 1 or rival.name != NONE]
+    tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
+    return Sweep(request, model.config, rivals, tp, tp_shards, model.folder)
+
+
+def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+    if torchrun.is_joined():
+        measure(sweep, batches, _groups(sweep), measured)
+        return
+    run_on_ranks(
+        _measure_on_rank,
+        sweep.tp,
+        sweep,
+        batches,
+        measured,
+        device_type=sweep.request.device,
+        timeout_seconds=_TIMEOUT_SECONDS,
+    )
+
+
+def _measure_on_rank(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+    measure(sweep, batches, _groups(sweep), measured)
+
+
+def _groups(sweep: Sweep) -> Groups:
+    return {"nccl" if sweep.request.device == "cuda" else "loopback": distributed.group.WORLD}

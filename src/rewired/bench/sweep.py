@@ -1,0 +1,143 @@
+"""A sweep: the cells of one number of ranks, measured by transformers on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import LlamaConfig
+from transformers.utils import logging
+
+from rewired.progress import Progress
+
+from .contenders import STANDARD, STOCK, Contender
+from .models import SharedWeights, build, mesh_of, silent_group
+from .request import BenchRequest
+from .results import Cell, Measured
+from .runs import MEASURES, PREFILL, Caches, Run, runs_of
+from .timing import interleaved
+
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
+_CHECKED = 64  # tokens of the prompt whose logits are compared
+
+Groups = dict[str, Any]  # a process group for each link
+Models = dict[tuple[str, str], Any]  # by link and contender
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What every rank needs to know. `weights` is a checkpoint's folder, or None for random ones."""
+
+    request: BenchRequest
+    config: dict[str, Any]
+    contenders: Sequence[Contender]
+    tp: int
+    tp_shards: int
+    weights: Path | None
+
+
+@torch.no_grad()
+def measure(sweep: Sweep, batches: Sequence[int], groups: Groups, measured: Measured) -> None:
+    """Measure a cell for each batch; the first rank adds it to `measured` when it is done.
+
+    Raises ValueError where `standard` does not compute what stock Llama does.
+    """
+    _quiet_ranks()
+    models = _models(sweep, groups)
+    _check_logits(models, sweep)
+    for batch in batches:
+        samples = measure_batch(models, batch, sweep)
+        if _rank() == 0:
+            measured.add(Cell(sweep.tp, batch, samples))
+
+
+def measure_batch(models: Models, batch: int, sweep: Sweep) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Seconds of a prefill and of a token, by link, contender and measure."""
+    request = sweep.request
+    first = next(iter(models.values()))
+    tokens = prompt(first, batch, request.prompt)
+    caches = Caches(first, tokens, request.new, request.is_compiled)
+    runs = _ready(models, caches, tokens, request)
+    what = f"bench: TP {sweep.tp}, batch {batch}: round"
+    samples: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for (measure, link, name), seconds in interleaved(runs, request.rounds, what).items():
+        units = 1 if measure == PREFILL else request.new
+        by_measure = samples.setdefault(link, {}).setdefault(name, {})
+        by_measure[measure] = [each / units for each in seconds]
+    return samples
+
+
+def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
+    """Random tokens, [batch, length], the same on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
+
+
+def _ready(
+    models: Models, caches: Caches, tokens: torch.Tensor, request: BenchRequest
+) -> dict[tuple[str, str, str], Run]:
+    """All runs, compiled and warm, one measure after the other so that what is compared is timed close together."""
+    torch._dynamo.reset()  # graphs of the last batch
+    runs: dict[tuple[str, str, str], Run] = {}
+    with Progress(f"bench: {'compile and ' if request.is_compiled else ''}warm up: model", len(models)) as progress:
+        for (link, name), model in models.items():
+            for measure, run in runs_of(model, caches, tokens, request.new).items():
+                run()
+                run()
+                runs[measure, link, name] = run
+            progress.advance()
+    return dict(sorted(runs.items(), key=lambda item: MEASURES.index(item[0][0])))
+
+
+def _models(sweep: Sweep, groups: Groups) -> Models:
+    request = sweep.request
+    device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    config = LlamaConfig.from_dict({**sweep.config, "dtype": dtype})
+    weights = SharedWeights(dtype, device, _rank())
+    if sweep.weights is not None:
+        weights.load(sweep.weights, config, sweep.tp)
+    silent = silent_group() if sweep.tp > 1 else None
+    models: Models = {}
+    for link, name, contender in _each(sweep.contenders, groups):
+        mesh = None
+        if sweep.tp > 1:
+            mesh = mesh_of(groups[link] if contender.communicates else silent, request.device)
+        model = build(contender, config, sweep.tp_shards, mesh)
+        weights.fill(model, mesh)
+        models[link, name] = model
+    return models
+
+
+def _each(contenders: Sequence[Contender], groups: Groups) -> Iterator[tuple[str, str, Contender]]:
+    for link in groups:
+        for contender in contenders:
+            yield link, contender.name, contender
+
+
+def _check_logits(models: Models, sweep: Sweep) -> None:
+    """Raise ValueError where `standard` is not stock Llama."""
+    for link in {link for link, _ in models}:
+        stock, standard = models[link, STOCK], models[link, STANDARD]
+        tokens = prompt(stock, 1, min(_CHECKED, sweep.request.prompt))
+        expected, logits = stock(tokens).logits, standard(tokens).logits
+        difference = ((logits - expected).abs().max() / expected.abs().max()).item()
+        if not difference <= _TOLERANCE[sweep.request.dtype]:
+            raise ValueError(
+                f"The logits of standard differ from stock Llama's by {difference:.1e} of the largest: nothing was "
+                "timed. This is a fault of rewired; please report it with the output of rewired bench."
+            )
+
+
+def _quiet_ranks() -> None:
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0

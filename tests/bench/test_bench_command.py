@@ -1,0 +1,124 @@
+"""`rewired bench` on the command line: what it writes, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rewired.bench.cli import add_commands
+from rewired.cli import new_app
+from rewired.plan import cli as plan_cli
+from tests.rewired.tiny import rewired_model
+
+SMALL = ("tiny", "--wirings", "ladder,none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
+
+
+def run(command: str, *arguments: object) -> Result:
+    app = new_app()
+    app.callback()(lambda: None)
+    add_commands(app)
+    plan_cli.add_commands(app)
+    return CliRunner().invoke(app, [command, *map(str, arguments)], env={"COLUMNS": "120"})
+
+
+def bench(out: Path, *arguments: object) -> dict[str, Any]:
+    done = run("bench", *arguments, "--out", out)
+    assert done.exit_code == 0, done.output
+    results: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return results
+
+
+def test_on_two_ranks(tmp_path: Path) -> None:
+    results = bench(tmp_path, *SMALL, "--tp", "2", "--batch", "1,2", "--eager")
+    rows = results["rows"]
+    assert [(row["batch"], row["wiring"]) for row in rows] == [
+        (batch, wiring) for batch in (1, 2) for wiring in ("stock", "standard", "ladder", "none")
+    ]
+    for row in rows:
+        assert (row["tp"], row["prompt"], row["new"], row["layers"], row["link"]) == (2, 8, 2, 4, "loopback")
+        assert row["prefill_seconds"] > 0
+        assert row["decode_seconds"] > 0
+        assert "decode_compiled_seconds" not in row
+        if row["wiring"] == "standard":
+            assert row["speedup"]["prefill"]["standard"] == 1
+    assert results["environment"]["torch"]
+    with (tmp_path / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["speedup_decode_stock"]) for line in lines] == [
+        row["speedup"]["decode"]["stock"] for row in rows
+    ]
+    report = (tmp_path / "report.md").read_text()
+    assert "TP 2, batch 2, loopback:" in report
+    assert report.count("| ladder |") == 2
+
+    planned = run("plan", "tiny", "--gpus", "2", "--prompt", "64", "--calibrate", tmp_path / "results.json")
+    assert planned.exit_code == 0, planned.output
+
+
+def test_a_bench_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    first = bench(tmp_path, *SMALL, "--tp", "1", "--batch", "2", "--eager")
+    more = bench(tmp_path, *SMALL, "--tp", "1", "--batch", "1,2", "--eager")
+    assert [row["batch"] for row in more["rows"]] == [1] * 3 + [2] * 3  # of one rank there is no `none`
+    assert more["rows"][3:] == first["rows"]
+    refused = run("bench", *SMALL, "--tp", "1", "--new", "3", "--eager", "--out", tmp_path)
+    assert refused.exit_code == 2
+    assert f"{tmp_path} holds another bench, with another new" in refused.stderr
+
+
+def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "mine"
+    rewired_model([{"layers": "0-2", "preset": "ladder"}], 4, num_hidden_layers=2).save_pretrained(checkpoint)
+    results = bench(
+        tmp_path / "out", checkpoint, "--tp", "1", "--wirings", "own", "--prompt", "8", "--new", "2", "--rounds", "3"
+    )
+    assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "own"]
+    assert all(row["decode_compiled_seconds"] > 0 for row in results["rows"])
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "rewired", "bench", *SMALL, "--eager", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {(row["tp"], row["wiring"]) for row in rows} == {
+        (2, wiring) for wiring in ("stock", "standard", "ladder", "none")
+    }
+    assert done.stdout.count("TP 2, batch 1, loopback") == 1  # the first rank's
+
+
+REFUSED = {
+    "model": (["llama-9"], "There is no folder 'llama-9' here"),
+    "shapes named": (["llama-9"], "Shapes without a checkpoint: llama-3.2-1b,"),
+    "wiring": (["tiny", "--wirings", "lader"], "--wirings lader is no wiring"),
+    "empty wiring": (["tiny", "--wirings", "ladder,,none"], "has an empty name"),
+    "own": (["tiny", "--wirings", "own"], "this model has none"),
+    "tp": (["tiny", "--tp", "3"], "--tp 3 does not divide num_attention_heads 8"),
+    "tp words": (["tiny", "--tp", "two"], "--tp two is no list of numbers"),
+    "batch": (["tiny", "--batch", "0"], "--batch 0 is no list of numbers"),
+    "prompt": (["tiny", "--prompt", "0"], "--prompt is 0: it must be at least 1"),
+    "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),
+    "layers": (["tiny", "--layers", "5"], "--layers is 5, and the model has 4"),
+    "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
+    "memory": (["llama-3.1-405b"], "take fewer --layers, a smaller --batch, or more ranks"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("bench", *arguments, "--out", out, "--device", "cpu")
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()

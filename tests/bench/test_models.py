@@ -1,0 +1,109 @@
+"""The models of a bench: every wiring on the same weights, the same function as its converted checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rewired.bench.contenders import Contender, contenders
+from rewired.bench.models import SharedWeights, build, mesh_of, silent_group
+from rewired.checkpoint.llama import LlamaShape
+from rewired.convert import Request, convert
+from rewired.ranks import run_on_ranks
+from tests.rewired.tiny import llama_config
+
+WIRINGS = ("ladder", "ladder+peek:1-5", "parallel", "desync-2x", "partial-0.5")
+RANKS = 2
+TOKENS = torch.arange(24).view(2, 12)
+
+
+def rivals(config: LlamaConfig) -> list[Contender]:
+    return contenders([*WIRINGS, "none"], LlamaShape.from_config(config.to_dict()), [])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "dense"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(llama_config()).save_pretrained(folder)
+    return folder
+
+
+def test_every_wiring_computes_what_its_checkpoint_does(checkpoint: Path, tmp_path: Path) -> None:
+    logits = run_on_ranks(logits_of_a_bench, RANKS, checkpoint)
+    for name in ("stock", "standard", *WIRINGS):
+        folder = checkpoint
+        if name in WIRINGS:
+            entries = next(each.entries for each in rivals(llama_config()) if each.name == name)
+            folder = tmp_path / name
+            convert(checkpoint, folder, Request(entries, tp_shards=RANKS))
+        expected = AutoModelForCausalLM.from_pretrained(folder)(TOKENS).logits.detach()
+        for of_rank in logits:
+            torch.testing.assert_close(torch.from_numpy(of_rank[name]), expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def logits_of_a_bench(folder: Path) -> dict[str, Any]:
+    config = LlamaConfig.from_pretrained(folder)
+    weights = SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank())
+    weights.load(folder, config, RANKS)
+    mesh = mesh_of(distributed.group.WORLD, "cpu")
+    logits = {}
+    for contender in rivals(config):
+        model = build(contender, config, RANKS, mesh)
+        weights.fill(model, mesh)
+        logits[contender.name] = model(TOKENS).logits.numpy()
+    return logits
+
+
+def test_models_share_random_weights_of_which_each_rank_holds_its_own() -> None:
+    (first, first_sum), (second, second_sum) = run_on_ranks(random_weights, RANKS)
+    assert first
+    assert second
+    assert first_sum != second_sum
+
+
+def random_weights() -> tuple[bool, float]:
+    """Whether three models hold the same memory; and the sum of this rank's part of the head."""
+    weights = SharedWeights(torch.bfloat16, torch.device("cpu"), distributed.get_rank())
+    mesh = mesh_of(distributed.group.WORLD, "cpu")
+    models = [build(contender, llama_config(), RANKS, mesh) for contender in rivals(llama_config())[:3]]
+    for model in models:
+        weights.fill(model, mesh)
+    addresses = [{p.to_local().data_ptr() for p in split_parameters(model)} for model in models]
+    shared = addresses[0] == addresses[1] == addresses[2]
+    return shared, models[0].lm_head.weight.to_local().float().sum().item()
+
+
+def split_parameters(model: Any) -> list[Any]:
+    return [parameter for parameter in model.parameters() if hasattr(parameter, "to_local")]
+
+
+def test_a_tied_head_is_the_embedding_in_one_process() -> None:
+    config = llama_config(tie_word_embeddings=True)
+    weights = SharedWeights(torch.float32, torch.device("cpu"), 0)
+    for contender in contenders(["ladder"], LlamaShape.from_config(config.to_dict()), []):
+        model = build(contender, config, 4, None)
+        weights.fill(model, None)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert torch.isfinite(model(TOKENS).logits).all()
+
+
+def test_none_runs_without_the_other_rank() -> None:
+    """If it communicated, it would wait for a rank that never comes."""
+    assert run_on_ranks(run_none_on_the_first_rank, RANKS, timeout_seconds=20) == [True, False]
+
+
+@torch.no_grad()
+def run_none_on_the_first_rank() -> bool:
+    mesh = mesh_of(silent_group(), "cpu")
+    model = build(rivals(llama_config())[-1], llama_config(), RANKS, mesh)
+    SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank()).fill(model, mesh)
+    if distributed.get_rank() == 1:
+        return False
+    return bool(torch.isfinite(model(TOKENS).logits).all())

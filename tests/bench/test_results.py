@@ -1,0 +1,88 @@
+"""Rows from samples, by hand; and the file that an interrupted bench goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewired.bench.request import BenchRequest
+from rewired.bench.results import Cell, Measured, to_json
+
+REQUEST = BenchRequest("tiny", ("ladder", "none"), prompt=8, new=10, rounds=3, device="cpu")
+SAMPLES = {
+    "stock": {"prefill": [2.0, 2.2, 2.4], "decode": [0.2, 0.2, 0.2], "decode_compiled": [0.2, 0.2, 0.2]},
+    "standard": {"prefill": [2.0, 2.0, 4.0], "decode": [0.2, 0.3, 0.2], "decode_compiled": [0.2, 0.2, 0.2]},
+    "ladder": {"prefill": [1.0, 1.6, 1.25], "decode": [0.1, 0.2, 0.1], "decode_compiled": [0.05, 0.04, 0.06]},
+    "none": {"prefill": [1.0, 1.0, 1.0], "decode": [0.1, 0.1, 0.1], "decode_compiled": [0.3, 0.3, 0.3]},
+}
+
+
+def row(wiring: str) -> dict[str, Any]:
+    rows = to_json(REQUEST, 4, [Cell(2, 3, {"loopback": SAMPLES})], {})["rows"]
+    found: dict[str, Any] = next(each for each in rows if each["wiring"] == wiring)
+    return found
+
+
+def test_a_row() -> None:
+    ladder = row("ladder")
+    assert {name: ladder[name] for name in ("model", "layers", "tp", "batch", "prompt", "new", "link")} == {
+        "model": "tiny",
+        "layers": 4,
+        "tp": 2,
+        "batch": 3,
+        "prompt": 8,
+        "new": 10,
+        "link": "loopback",
+    }
+    assert (ladder["prefill_seconds"], ladder["prefill_quartiles"]) == (1.25, [1.125, 1.425])
+    assert ladder["decode_compiled_seconds"] == 0.05
+    # the faster mode decodes: 1.5, 2.0 and 1.85 seconds for 10 tokens of 3 sequences
+    assert ladder["tokens_per_second"] == pytest.approx(30 / 1.85)
+
+
+def test_speedups_are_medians_of_the_rounds_own_ratios() -> None:
+    speedup = row("ladder")["speedup"]
+    assert speedup["prefill"] == {"standard": 2.0, "stock": pytest.approx(1.92)}  # of 2, 1.25, 3.2; of 2, 1.375, 1.92
+    assert speedup["decode"] == {"standard": 2.0, "stock": 2.0}  # of 2, 1.5, 2
+    assert speedup["generation"]["standard"] == pytest.approx(4 / 1.5)  # of 4 / 1.5, 4 / 2, 6 / 1.85
+
+
+def test_the_share_that_is_hidden() -> None:
+    assert row("ladder")["hidden"] == {"prefill": 0.75, "decode": 1.0}  # (2 - 1.25) / (2 - 1)
+    assert row("standard")["hidden"] == {"prefill": 0.0, "decode": 0.0}
+    assert row("none")["hidden"] == {"prefill": 1.0, "decode": 1.0}
+
+
+def test_where_there_is_nothing_to_hide_no_share_is_given() -> None:
+    assert "decode_compiled" not in row("ladder")["hidden"]  # none takes longer than standard
+
+
+def test_cells_are_found_again(tmp_path: Path) -> None:
+    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}))
+    Measured(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}))
+    again = Measured(tmp_path, REQUEST)
+    assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}), Cell(2, 4, {"loopback": SAMPLES})]
+    assert again.is_done(2, 4)
+    assert not again.is_done(4, 4)
+
+
+def test_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured(tmp_path, REQUEST)
+    measured.add(Cell(2, 1, {"loopback": SAMPLES}))
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
+        broken.setattr(Path, "replace", fail)
+        measured.add(Cell(2, 4, {"loopback": SAMPLES}))
+    assert [cell.batch for cell in Measured(tmp_path, REQUEST).cells] == [1]
+
+
+def fail(*_: object) -> None:
+    raise OSError("no space")
+
+
+def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
+    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}))
+    other = BenchRequest("tiny", ("ladder", "none"), prompt=9, new=10, rounds=3, device="cpu")
+    with pytest.raises(ValueError, match="with another prompt: give another --out"):
+        Measured(tmp_path, other)
