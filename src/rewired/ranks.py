@@ -37,11 +37,13 @@ def run_on_ranks(
     *args: Any,
     device_type: str = "cpu",
     timeout_seconds: float = TIMEOUT_SECONDS,
+    prepare: Callable[[int], None] | None = None,
 ) -> list[Any]:
     """`function(*args)` on every rank of a process group (gloo on "cpu", NCCL on "cuda"); the ranks' results.
 
-    `function` must be importable by its name. `timeout_seconds` is what a collective may take. Raises ValueError where
-    a rank does, and RankError where one fails otherwise or dies; no rank is left running then.
+    `function` must be importable by its name, and so must `prepare`, which each rank calls with its number before it
+    joins the group. `timeout_seconds` is what a collective may take. Raises ValueError where a rank does, and RankError
+    where one fails otherwise or dies; no rank is left running then.
     """
     context = multiprocessing.get_context("forkserver")
     _start_server()
@@ -51,7 +53,7 @@ def run_on_ranks(
         try:
             for rank in range(ranks):
                 here, there = context.Pipe()
-                group = _Group(rank, ranks, f"file://{folder}/store", device_type, timeout_seconds)
+                group = _Group(rank, ranks, f"file://{folder}/store", device_type, timeout_seconds, prepare)
                 process = context.Process(target=_run_rank, args=(there, group, function, args), daemon=True)
                 process.start()
                 there.close()
@@ -100,10 +102,13 @@ class _Group:
     store: str
     device_type: str
     timeout_seconds: float
+    prepare: Callable[[int], None] | None
 
     def join(self) -> None:
         import torch
 
+        if self.prepare is not None:
+            self.prepare(self.rank)
         os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
         if self.device_type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one

@@ -24,6 +24,18 @@ def rank_and_sum(base: int) -> tuple[int, int]:
     return rank, int(total)
 
 
+def test_a_rank_is_prepared_before_it_joins_its_group() -> None:
+    assert run_on_ranks(prepared_as, 2, prepare=note_rank) == ["0 before", "1 before"]
+
+
+def note_rank(rank: int) -> None:
+    os.environ["PREPARED"] = f"{rank} {'after' if torch.distributed.is_initialized() else 'before'}"
+
+
+def prepared_as() -> str:
+    return os.environ["PREPARED"]
+
+
 def test_what_a_rank_refuses_is_a_value_error_here() -> None:
     with pytest.raises(ValueError, match=r"^no such number$"):
         run_on_ranks(refuse, 2)
