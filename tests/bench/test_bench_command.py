@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from rewired.bench.cli import add_commands
 from rewired.cli import new_app
 from rewired.plan import cli as plan_cli
+from tests.bench.test_link import needs_links
 from tests.rewired.tiny import rewired_model
 
 SMALL = ("tiny", "--wirings", "ladder,none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
@@ -97,6 +98,19 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("TP 2, batch 1, loopback") == 1  # the first rank's
 
 
+@needs_links
+def test_over_a_slow_link(tmp_path: Path) -> None:
+    results = bench(tmp_path, *SMALL, "--eager", "--link", "1gbit")
+    assert results["link"] == "1gbit"
+    assert {row["link"] for row in results["rows"]} == {entry["link"] for entry in results["all_reduce"]}
+    assert {entry["link"] for entry in results["all_reduce"]} == {"loopback", "1gbit"}
+    ladder = next(row for row in results["rows"] if (row["link"], row["wiring"]) == ("1gbit", "ladder"))
+    assert set(ladder["link_adds"]) == {"prefill", "decode"}
+    report = (tmp_path / "report.md").read_text()
+    assert "what 1gbit adds to the machine's own link:" in report
+    assert "| 16,777,216 |" in report
+
+
 REFUSED = {
     "model": (["llama-9"], "There is no folder 'llama-9' here"),
     "shapes named": (["llama-9"], "Shapes without a checkpoint: llama-3.2-1b,"),
@@ -110,6 +124,8 @@ REFUSED = {
     "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),
     "layers": (["tiny", "--layers", "5"], "--layers is 5, and the model has 4"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
+    "rate": (["tiny", "--link", "fast"], '"fast" is no rate of a link: write it like 1gbit'),
+    "no GPU": (["tiny", "--link", "no-p2p"], "--link no-p2p is for NVIDIA GPUs"),
     "memory": (["llama-3.1-405b"], "take fewer --layers, a smaller --batch, or more ranks"),
 }
 

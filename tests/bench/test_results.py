@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ SAMPLES = {
     "ladder": {"prefill": [1.0, 1.6, 1.25], "decode": [0.1, 0.2, 0.1], "decode_compiled": [0.05, 0.04, 0.06]},
     "none": {"prefill": [1.0, 1.0, 1.0], "decode": [0.1, 0.1, 0.1], "decode_compiled": [0.3, 0.3, 0.3]},
 }
+SENT = {name: {"prefill": 64.0, "decode": 8.0} for name in SAMPLES}
 
 
 def row(wiring: str) -> dict[str, Any]:
-    rows = to_json(REQUEST, 4, [Cell(2, 3, {"loopback": SAMPLES})], {})["rows"]
+    rows = to_json(REQUEST, 4, [Cell(2, 3, {"loopback": SAMPLES}, SENT)], {})["rows"]
     found: dict[str, Any] = next(each for each in rows if each["wiring"] == wiring)
     return found
 
@@ -59,21 +61,45 @@ def test_where_there_is_nothing_to_hide_no_share_is_given() -> None:
     assert "decode_compiled" not in row("ladder")["hidden"]  # none takes longer than standard
 
 
+def test_what_a_slow_link_adds_and_how_much_of_it_a_wiring_saves() -> None:
+    slow = {
+        name: {"prefill": [second + added for second in SAMPLES[name]["prefill"]], "decode": SAMPLES[name]["decode"]}
+        for name, added in {"stock": 1.0, "standard": 1.0, "ladder": 0.25, "none": 0.0}.items()
+    }
+    own = {name: {measure: SAMPLES[name][measure] for measure in ("prefill", "decode")} for name in SAMPLES}
+    request = replace(REQUEST, link="1gbit")
+    rows = to_json(request, 4, [Cell(2, 3, {"loopback": own, "1gbit": slow}, SENT)], {})["rows"]
+    saved = {each["wiring"]: each["link_saved"]["prefill"] for each in rows if each["link"] == "1gbit"}
+    assert saved == pytest.approx({"stock": 0.0, "standard": 0.0, "ladder": 0.75, "none": 1.0})
+    ladder = next(each for each in rows if (each["link"], each["wiring"]) == ("1gbit", "ladder"))
+    assert ladder["link_adds"] == pytest.approx({"prefill": 0.25, "decode": 0.0})
+    assert "decode" not in ladder["link_saved"]  # there it adds nothing that could be saved
+    assert not any("link_adds" in each for each in rows if each["link"] == "loopback")
+
+
+def test_an_all_reduce_that_was_measured_twice_counts_once() -> None:
+    cells = [
+        Cell(2, batch, {"loopback": SAMPLES}, SENT, [{"gpus": 2, "link": "loopback", "bytes": 4096, "seconds": batch}])
+        for batch in (1, 4)
+    ]
+    assert [entry["seconds"] for entry in to_json(REQUEST, 4, cells, {})["all_reduce"]] == [4]
+
+
 def test_cells_are_found_again(tmp_path: Path) -> None:
-    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}))
-    Measured(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}))
+    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    Measured(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
     again = Measured(tmp_path, REQUEST)
-    assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}), Cell(2, 4, {"loopback": SAMPLES})]
+    assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}, SENT), Cell(2, 4, {"loopback": SAMPLES}, SENT)]
     assert again.is_done(2, 4)
     assert not again.is_done(4, 4)
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured(tmp_path, REQUEST)
-    measured.add(Cell(2, 1, {"loopback": SAMPLES}))
+    measured.add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
         broken.setattr(Path, "replace", fail)
-        measured.add(Cell(2, 4, {"loopback": SAMPLES}))
+        measured.add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
     assert [cell.batch for cell in Measured(tmp_path, REQUEST).cells] == [1]
 
 
@@ -82,7 +108,7 @@ def fail(*_: object) -> None:
 
 
 def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
-    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}))
+    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     other = BenchRequest("tiny", ("ladder", "none"), prompt=9, new=10, rounds=3, device="cpu")
     with pytest.raises(ValueError, match="with another prompt: give another --out"):
         Measured(tmp_path, other)

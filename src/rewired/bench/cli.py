@@ -53,6 +53,14 @@ def _bench(
     compiled: Annotated[
         bool, typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache.")
     ] = True,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Also measure over a slow link between ranks of this machine, such as 1gbit: on a CPU, as root. On "
+            "NVIDIA, no-p2p: GPUs reach each other through host memory.",
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
 ) -> None:
@@ -83,6 +91,7 @@ def _bench(
             rounds,
             dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
             device,
+            link,
             compiled,
         )
         results = bench(request, ranks, numbers("--batch", batch), out)

@@ -54,7 +54,7 @@ class EmulatedLink:
 
         Raises ValueError where this machine cannot have one.
         """
-        _check_machine()
+        self.check_machine()
         _remove_what_killed_runs_left()
         network = EmulatedNetwork(f"rewired-{os.getpid()}", ranks)
         with _exit_on_sigterm():
@@ -63,6 +63,17 @@ class EmulatedLink:
                 yield network
             finally:
                 _remove_namespaces(network.prefix)
+
+    @staticmethod
+    def check_machine() -> None:
+        """Raise ValueError, saying what is missing, where this machine cannot emulate links."""
+        if sys.platform != "linux":
+            raise ValueError("An emulated link needs Linux, whose network namespaces it is made of.")
+        for tool in ("ip", "tc"):
+            if shutil.which(tool) is None:
+                raise ValueError(f"An emulated link needs the command {tool}: install iproute2.")
+        if os.geteuid() != 0:
+            raise ValueError("An emulated link needs root: run the command by sudo.")
 
     @property
     def frame(self) -> int:
@@ -132,16 +143,6 @@ def group_over_fast_link(timeout: timedelta) -> ProcessGroup:
         return distributed.new_group(backend="gloo", timeout=timeout)
     finally:
         os.environ["GLOO_SOCKET_IFNAME"] = _SLOW
-
-
-def _check_machine() -> None:
-    if sys.platform != "linux":
-        raise ValueError("An emulated link needs Linux, whose network namespaces it is made of.")
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            raise ValueError(f"An emulated link needs the command {tool}: install iproute2.")
-    if os.geteuid() != 0:
-        raise ValueError("An emulated link needs root: run the command by sudo.")
 
 
 def _run(command: str) -> None:

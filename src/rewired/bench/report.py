@@ -29,13 +29,16 @@ class Table:
 
 
 def tables(results: Mapping[str, Any]) -> Iterator[Table]:
-    """One for each number of ranks, batch and link; then the all-reduces."""
+    """One for each number of ranks, batch and link, and one of what a slow link adds; then the all-reduces."""
 
     def group(row: Row) -> tuple[Any, ...]:
         return row["tp"], row["batch"], row["link"]
 
     for (tp, batch, link), rows in groupby(results["rows"], group):
-        yield _cell_table(f"TP {tp}, batch {batch}, {link}", list(rows))
+        of_cell = list(rows)
+        yield _cell_table(f"TP {tp}, batch {batch}, {link}", of_cell)
+        if "link_adds" in of_cell[0]:
+            yield _link_table(f"TP {tp}, batch {batch}: what {link} adds to the machine's own link", of_cell)
     if results["all_reduce"]:
         yield _all_reduces(results["all_reduce"])
 
@@ -119,6 +122,32 @@ def _ratio(row: Row, measure: str) -> str:
 def _digits(number: float) -> str:
     """Three digits at least."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _link_table(title: str, rows: Sequence[Row]) -> Table:
+    """Time that the slow link adds, and how much less of it that is than standard's, beside how many bytes less."""
+    measures = list(rows[0]["link_adds"])
+    standard = next(row for row in rows if row["wiring"] == STANDARD)
+    headings = [
+        heading
+        for measure in measures
+        for heading in (
+            f"{_TITLES[measure]} ms",
+            "saved",
+            *(["bytes saved"] if measure in standard["bytes_sent"] else []),
+        )
+    ]
+    return Table(title, ["wiring", *headings], [_link_cells(row, standard, measures) for row in rows])
+
+
+def _link_cells(row: Row, standard: Row, measures: Sequence[str]) -> list[str]:
+    cells = [row["wiring"]]
+    for measure in measures:
+        cells.append(f"{1e3 * row['link_adds'][measure]:.3g}")
+        cells.append(f"{row['link_saved'][measure]:.0%}" if measure in row["link_saved"] else "")
+        if measure in standard["bytes_sent"]:
+            cells.append(f"{1 - row['bytes_sent'][measure] / standard['bytes_sent'][measure]:.0%}")
+    return cells
 
 
 def _all_reduces(entries: Sequence[Row]) -> Table:

@@ -13,7 +13,7 @@ class BenchRequest:
     """What all cells of a bench share; a cell is a number of ranks and a batch.
 
     `model` is a shape's name or a checkpoint, `layers` how many of its layers are run (all, where None), `rounds` how
-    often each contender is timed.
+    often each contender is timed, `link` the emulated link beside the machine's own, or `no-p2p` on NVIDIA.
     """
 
     model: str
@@ -24,6 +24,7 @@ class BenchRequest:
     rounds: int = 9
     dtype: str = "bfloat16"
     device: str = "cuda"
+    link: str | None = None
     is_compiled: bool = True
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class Cell:
     tp: int
     batch: int
     samples: Mapping[str, Mapping[str, Samples]]  # by link and contender
+    bytes_sent: Mapping[str, Mapping[str, float]]  # by a rank in a prefill and for a token, by contender and measure
     all_reduce: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -66,12 +67,16 @@ class Measured:
 def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: Mapping[str, Any]) -> dict[str, Any]:
     """The whole of results.json; `layers` is how many were run."""
     ordered = sorted(cells, key=lambda cell: (cell.tp, cell.batch))
+    all_reduces = {
+        (entry["gpus"], entry["link"], entry["bytes"]): entry for cell in ordered for entry in cell.all_reduce
+    }
     common = {"model": request.model, "layers": layers, "prompt": request.prompt, "new": request.new}
     return {
         "format": FORMAT,
         **header,
         "request": asdict(request),
-        "all_reduce": [entry for cell in ordered for entry in cell.all_reduce],
+        "link": request.link,
+        "all_reduce": list(all_reduces.values()),
         "rows": [common | row for cell in ordered for row in _rows(cell, request)],
     }
 
@@ -107,7 +112,27 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
             row["tokens_per_second"] = cell.batch * request.new / median(_generation(samples, request))
             row["speedup"] = _speedups(samples, contenders, request)
             row["hidden"] = _hidden(samples, contenders)
+            row["bytes_sent"] = cell.bytes_sent[wiring]
+            if link == request.link and len(cell.samples) > 1:
+                row |= _of_link(cell, link, wiring)
             yield row
+
+
+def _of_link(cell: Cell, link: str, wiring: str) -> dict[str, Any]:
+    """The seconds that a slow link adds to what the machine's own takes, and the share of standard's that it does not.
+
+    Without standard's there is no share: the link may add nothing.
+    """
+    own = next(samples for name, samples in cell.samples.items() if name != link)
+    adds, saved = {}, {}
+    for measure in own[wiring]:
+        of_wiring, of_standard = (
+            median(cell.samples[link][name][measure]) - median(own[name][measure]) for name in (wiring, STANDARD)
+        )
+        adds[measure] = of_wiring
+        if of_standard > 0:
+            saved[measure] = 1 - of_wiring / of_standard
+    return {"link_adds": adds, "link_saved": saved}
 
 
 def _generation(samples: Samples, request: BenchRequest) -> list[float]:

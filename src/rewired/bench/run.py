@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import distributed
-
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.llama import LlamaShape
 from rewired.plan.shapes import named_shapes
@@ -21,12 +19,11 @@ from rewired.sources import checkpoint_folder, find_source
 from . import torchrun
 from .contenders import NONE, Contender, contenders
 from .environment import environment
+from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .request import BenchRequest
 from .results import Measured, to_json
-from .sweep import Groups, Sweep, measure
-
-_TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
+from .sweep import Sweep, measure
 
 
 def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path) -> dict[str, Any]:
@@ -35,8 +32,9 @@ def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int]
     Under torchrun, its ranks are the only number of ranks, and the first one's results are whole. Raises ValueError for
     what cannot be measured here, RankError where a rank fails.
     """
+    check_link(request)
     if torchrun.is_joined():
-        torchrun.join(request.device, _TIMEOUT_SECONDS)
+        torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
     rivals = contenders(request.wirings, model.shape, model.own)
     for tp in tp_sizes:
@@ -103,22 +101,16 @@ def _sweep(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp
 
 def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
     if torchrun.is_joined():
-        measure(sweep, batches, _groups(sweep), measured)
+        measure(sweep, batches, measured)
         return
-    run_on_ranks(
-        _measure_on_rank,
-        sweep.tp,
-        sweep,
-        batches,
-        measured,
-        device_type=sweep.request.device,
-        timeout_seconds=_TIMEOUT_SECONDS,
-    )
-
-
-def _measure_on_rank(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
-    measure(sweep, batches, _groups(sweep), measured)
-
-
-def _groups(sweep: Sweep) -> Groups:
-    return {"nccl" if sweep.request.device == "cuda" else "loopback": distributed.group.WORLD}
+    with prepared(sweep.request, sweep.tp) as prepare:
+        run_on_ranks(
+            measure,
+            sweep.tp,
+            sweep,
+            batches,
+            measured,
+            device_type=sweep.request.device,
+            timeout_seconds=TIMEOUT_SECONDS,
+            prepare=prepare,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ from transformers.utils import logging
 
 from rewired.progress import Progress
 
-from .contenders import STANDARD, STOCK, Contender
+from .all_reduce import measure_all_reduces
+from .contenders import NONE, STANDARD, STOCK, Contender
+from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
 from .request import BenchRequest
 from .results import Cell, Measured
-from .runs import MEASURES, PREFILL, Caches, Run, runs_of
+from .runs import DECODE_COMPILED, MEASURES, PREFILL, Caches, Run, runs_of
 from .timing import interleaved
+from .traffic import bytes_sent
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 _CHECKED = 64  # tokens of the prompt whose logits are compared
@@ -41,34 +44,39 @@ class Sweep:
 
 
 @torch.no_grad()
-def measure(sweep: Sweep, batches: Sequence[int], groups: Groups, measured: Measured) -> None:
-    """Measure a cell for each batch; the first rank adds it to `measured` when it is done.
+def measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+    """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
 
     Raises ValueError where `standard` does not compute what stock Llama does.
     """
     _quiet_ranks()
+    groups = groups_of(sweep.request, sweep.tp)
+    all_reduces = _all_reduces(sweep, groups)
     models = _models(sweep, groups)
     _check_logits(models, sweep)
     for batch in batches:
-        samples = measure_batch(models, batch, sweep)
-        if _rank() == 0:
-            measured.add(Cell(sweep.tp, batch, samples))
+        cell = _measure_batch(models, batch, sweep, all_reduces)
+        if distributed.get_rank() == 0:
+            measured.add(cell)
 
 
-def measure_batch(models: Models, batch: int, sweep: Sweep) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Seconds of a prefill and of a token, by link, contender and measure."""
+def _measure_batch(models: Models, batch: int, sweep: Sweep, all_reduces: Sequence[dict[str, Any]]) -> Cell:
     request = sweep.request
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
     caches = Caches(first, tokens, request.new, request.is_compiled)
-    runs = _ready(models, caches, tokens, request)
+    runs, sent = _ready(models, caches, tokens, sweep)
     what = f"bench: TP {sweep.tp}, batch {batch}: round"
     samples: dict[str, dict[str, dict[str, list[float]]]] = {}
     for (measure, link, name), seconds in interleaved(runs, request.rounds, what).items():
-        units = 1 if measure == PREFILL else request.new
         by_measure = samples.setdefault(link, {}).setdefault(name, {})
-        by_measure[measure] = [each / units for each in seconds]
-    return samples
+        by_measure[measure] = [each / _units(measure, request) for each in seconds]
+    return Cell(sweep.tp, batch, samples, sent, all_reduces)
+
+
+def _units(measure: str, request: BenchRequest) -> int:
+    """Tokens of a decoding run: its figures are a token's."""
+    return 1 if measure == PREFILL else request.new
 
 
 def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
@@ -78,19 +86,24 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
 
 
 def _ready(
-    models: Models, caches: Caches, tokens: torch.Tensor, request: BenchRequest
-) -> dict[tuple[str, str, str], Run]:
-    """All runs, compiled and warm, one measure after the other so that what is compared is timed close together."""
+    models: Models, caches: Caches, tokens: torch.Tensor, sweep: Sweep
+) -> tuple[dict[tuple[str, str, str], Run], dict[str, dict[str, float]]]:
+    """All runs, compiled and warm, what is compared next to each other; and the bytes that each contender sends."""
+    request = sweep.request
     torch._dynamo.reset()  # graphs of the last batch
     runs: dict[tuple[str, str, str], Run] = {}
+    sent: dict[str, dict[str, float]] = {}
     with Progress(f"bench: {'compile and ' if request.is_compiled else ''}warm up: model", len(models)) as progress:
         for (link, name), model in models.items():
             for measure, run in runs_of(model, caches, tokens, request.new).items():
                 run()
+                if measure != DECODE_COMPILED:  # which dispatches nothing that could be counted
+                    counted = bytes_sent(run, sweep.tp) if name != NONE else 0.0
+                    sent.setdefault(name, {})[measure] = counted / _units(measure, request)
                 run()
                 runs[measure, link, name] = run
             progress.advance()
-    return dict(sorted(runs.items(), key=lambda item: MEASURES.index(item[0][0])))
+    return dict(sorted(runs.items(), key=lambda item: MEASURES.index(item[0][0]))), sent
 
 
 def _models(sweep: Sweep, groups: Groups) -> Models:
@@ -98,7 +111,7 @@ def _models(sweep: Sweep, groups: Groups) -> Models:
     device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
     dtype: torch.dtype = getattr(torch, request.dtype)
     config = LlamaConfig.from_dict({**sweep.config, "dtype": dtype})
-    weights = SharedWeights(dtype, device, _rank())
+    weights = SharedWeights(dtype, device, distributed.get_rank())
     if sweep.weights is not None:
         weights.load(sweep.weights, config, sweep.tp)
     silent = silent_group() if sweep.tp > 1 else None
@@ -139,5 +152,9 @@ def _quiet_ranks() -> None:
     torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward
 
 
-def _rank() -> int:
-    return distributed.get_rank() if distributed.is_initialized() else 0
+def _all_reduces(sweep: Sweep, groups: Groups) -> list[dict[str, Any]]:
+    if sweep.tp == 1:
+        return []
+    request = sweep.request
+    times = measure_all_reduces(groups, getattr(torch, request.dtype), request.device)
+    return [asdict(each) for each in times]

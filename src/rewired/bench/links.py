@@ -1,0 +1,60 @@
+"""The links that a bench measures on: the machine's own, and one that is made slow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from . import torchrun
+from .link import EmulatedLink, group_over_fast_link
+from .request import BenchRequest
+
+LOOPBACK, NCCL, NO_P2P = "loopback", "nccl", "no-p2p"
+TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
+
+
+def check_link(request: BenchRequest) -> None:
+    """Raise ValueError where `request.link` is none that this run can have."""
+    if request.link is None:
+        return
+    if torchrun.is_joined():
+        raise ValueError("--link is for ranks that rewired bench starts itself: leave it out, or torchrun.")
+    if request.link == NO_P2P:
+        if request.device != "cuda":
+            raise ValueError(f"--link {NO_P2P} is for NVIDIA GPUs: give a rate, such as 1gbit, to ranks on a CPU.")
+        return
+    link = EmulatedLink.parse(request.link)
+    if request.device != "cpu":
+        raise ValueError(f"--link {request.link} slows gloo down, and GPUs talk by NCCL: add --device cpu.")
+    link.check_machine()
+
+
+@contextmanager
+def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] | None]:
+    """What each rank has to do before it joins the others, while the link stands."""
+    if request.link is None or tp == 1:
+        yield None
+    elif request.link == NO_P2P:
+        yield _go_through_host_memory
+    else:
+        with EmulatedLink.parse(request.link).between(tp) as network:
+            yield network.enter
+
+
+def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
+    """A process group of all ranks for each link; called on the ranks."""
+    world = distributed.group.WORLD
+    if request.device == "cuda":
+        return {request.link or NCCL: world}
+    if request.link is None or tp == 1:
+        return {LOOPBACK: world}
+    return {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
+
+
+def _go_through_host_memory(rank: int) -> None:
+    os.environ["NCCL_P2P_DISABLE"] = "1"

@@ -1,0 +1,44 @@
+"""Bytes on the wire, against a count by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import distributed
+from transformers import LlamaConfig
+
+from rewired.bench.contenders import contenders
+from rewired.bench.models import SharedWeights, build, mesh_of
+from rewired.bench.traffic import bytes_sent
+from rewired.plan.shapes import named_shapes
+from rewired.ranks import run_on_ranks
+
+TINY = named_shapes()["tiny"]  # 4 layers, hidden size 64, a vocabulary of 512
+TOKENS, RANKS = 10, 2
+
+# updates of 64 channels that are reduced, the embedding's among them
+REDUCED = {"stock": 9.0, "standard": 9.0, "ladder": 9.0, "desync-4x": 3.0, "partial-0.5": 2 + 7 / 2}
+
+
+def test_bytes_of_a_prefill() -> None:
+    counted = run_on_ranks(bytes_of_a_prefill, RANKS)
+    for name, updates in REDUCED.items():
+        all_reduces = 2 * (RANKS - 1) / RANKS * updates * TOKENS * 64 * 4
+        gathered = (RANKS - 1) * 512 / RANKS * 4  # logits of the last token
+        assert [of_rank[name] for of_rank in counted] == [pytest.approx(all_reduces + gathered)] * RANKS
+
+
+@torch.no_grad()
+def bytes_of_a_prefill() -> dict[str, float]:
+    config = LlamaConfig(**asdict(TINY))
+    weights = SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank())
+    mesh = mesh_of(distributed.group.WORLD, "cpu")
+    tokens = torch.ones(1, TOKENS, dtype=torch.long)
+    counted = {}
+    for contender in contenders(["ladder", "desync-4x", "partial-0.5"], TINY, []):
+        model = build(contender, config, RANKS, mesh)
+        weights.fill(model, mesh)
+        counted[contender.name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1), RANKS)  # type: ignore[misc]
+    return counted
