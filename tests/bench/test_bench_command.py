@@ -84,6 +84,13 @@ def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
     assert all(row["decode_compiled_seconds"] > 0 for row in results["rows"])
 
 
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_by_continuous_batching(tp: int, tmp_path: Path) -> None:
+    results = bench(tmp_path, *SMALL, "--tp", tp, "--batch", "3", "--engine", "transformers-cb")
+    assert [row["wiring"] for row in results["rows"]][:3] == ["stock", "standard", "ladder"]
+    assert all(row["prefill_seconds"] > 0 and row["decode_seconds"] > 0 for row in results["rows"])
+
+
 def test_under_torchrun(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "rewired", "bench", *SMALL, "--eager", "--out", str(tmp_path)]
@@ -123,6 +130,8 @@ REFUSED = {
     "prompt": (["tiny", "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),
     "layers": (["tiny", "--layers", "5"], "--layers is 5, and the model has 4"),
+    "engine": (["tiny", "--engine", "sglang"], "--engine sglang is not known: choose transformers or transformers-cb"),
+    "one token": (["tiny", "--engine", "transformers-cb", "--new", "1"], "the first token counts as prefill"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
     "rate": (["tiny", "--link", "fast"], '"fast" is no rate of a link: write it like 1gbit'),
     "no GPU": (["tiny", "--link", "no-p2p"], "--link no-p2p is for NVIDIA GPUs"),

@@ -13,7 +13,7 @@ from rewired.cli import report_errors
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import BenchRequest, names, numbers
+from .request import TRANSFORMERS, BenchRequest, names, numbers
 
 _WIRINGS = "ladder,ladder+peek,parallel,desync-2x,desync-4x,partial-0.5,none"
 
@@ -51,7 +51,8 @@ def _bench(
     layers: Annotated[int | None, typer.Option(metavar="N", help="Run only so many layers of the model.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="How often each is timed, in turns.")] = 9,
     compiled: Annotated[
-        bool, typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache.")
+        bool,
+        typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache, with CUDA graphs on GPUs."),
     ] = True,
     link: Annotated[
         str | None,
@@ -61,6 +62,9 @@ def _bench(
             "NVIDIA, no-p2p: GPUs reach each other through host memory.",
         ),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="What runs the models: transformers, or transformers-cb, its continuous batching.")
+    ] = TRANSFORMERS,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
 ) -> None:
@@ -92,7 +96,8 @@ def _bench(
             dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
             device,
             link,
-            compiled,
+            compiled and engine == TRANSFORMERS,
+            engine,
         )
         results = bench(request, ranks, numbers("--batch", batch), out)
         if torchrun.is_first_rank():

@@ -19,7 +19,7 @@ from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 
 FORMAT = 1
-Samples = Mapping[str, Sequence[float]]  # seconds of a run, a prefill or a token, by measure; one for each round
+Samples = Mapping[str, Sequence[float]]  # seconds of a prefill or a token, by measure; one for each round
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,18 @@ from rewired.progress import Progress
 
 from .all_reduce import measure_all_reduces
 from .contenders import NONE, STANDARD, STOCK, Contender
+from .continuous import Batches
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
-from .request import BenchRequest
+from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
 from .results import Cell, Measured
-from .runs import DECODE_COMPILED, MEASURES, PREFILL, Caches, Run, runs_of
-from .timing import interleaved
+from .runs import DECODE, PREFILL, Steps
+from .timing import Run, Samples, interleaved
 from .traffic import bytes_sent
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 _CHECKED = 64  # tokens of the prompt whose logits are compared
+_ENGINES: dict[str, type[Steps] | type[Batches]] = {TRANSFORMERS: Steps, CONTINUOUS: Batches}
 
 Groups = dict[str, Any]  # a process group for each link
 Models = dict[tuple[str, str], Any]  # by link and contender
@@ -64,19 +68,13 @@ def _measure_batch(models: Models, batch: int, sweep: Sweep, all_reduces: Sequen
     request = sweep.request
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
-    caches = Caches(first, tokens, request.new, request.is_compiled)
-    runs, sent = _ready(models, caches, tokens, sweep)
+    sent = _bytes_sent(models, tokens, sweep)
+    runs = _ready(models, _ENGINES[request.engine](first, tokens, request))
+    samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {sweep.tp}, batch {batch}: round"
-    samples: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for (measure, link, name), seconds in interleaved(runs, request.rounds, what).items():
-        by_measure = samples.setdefault(link, {}).setdefault(name, {})
-        by_measure[measure] = [each / _units(measure, request) for each in seconds]
+    for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
+        samples.setdefault(link, {}).setdefault(name, {}).update(of_run)
     return Cell(sweep.tp, batch, samples, sent, all_reduces)
-
-
-def _units(measure: str, request: BenchRequest) -> int:
-    """Tokens of a decoding run: its figures are a token's."""
-    return 1 if measure == PREFILL else request.new
 
 
 def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
@@ -85,25 +83,29 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
 
 
-def _ready(
-    models: Models, caches: Caches, tokens: torch.Tensor, sweep: Sweep
-) -> tuple[dict[tuple[str, str, str], Run], dict[str, dict[str, float]]]:
-    """All runs, compiled and warm, what is compared next to each other; and the bytes that each contender sends."""
-    request = sweep.request
+def _bytes_sent(models: Models, tokens: torch.Tensor, sweep: Sweep) -> dict[str, dict[str, float]]:
+    """Of each contender, in a prefill and for one more token."""
+    silent = {name for _, name in models if name == NONE}
+    sent: dict[str, dict[str, float]] = {name: {PREFILL: 0.0, DECODE: 0.0} for name in silent}
+    for (_, name), model in models.items():
+        if name not in sent:
+            runs = {PREFILL: partial(model, tokens, logits_to_keep=1), DECODE: partial(model, tokens[:, :1])}
+            sent[name] = {measure: bytes_sent(run, sweep.tp) for measure, run in runs.items()}
+    return sent
+
+
+def _ready(models: Models, engine: Steps | Batches) -> dict[tuple[int, str, str], Run]:
+    """All runs, compiled and warm; those of a kind are next to each other, since they are compared."""
     torch._dynamo.reset()  # graphs of the last batch
-    runs: dict[tuple[str, str, str], Run] = {}
-    sent: dict[str, dict[str, float]] = {}
-    with Progress(f"bench: {'compile and ' if request.is_compiled else ''}warm up: model", len(models)) as progress:
+    runs: dict[tuple[int, str, str], Run] = {}
+    with Progress("bench: warm up model", len(models)) as progress:
         for (link, name), model in models.items():
-            for measure, run in runs_of(model, caches, tokens, request.new).items():
+            for kind, run in enumerate(engine.runs(model)):
                 run()
-                if measure != DECODE_COMPILED:  # which dispatches nothing that could be counted
-                    counted = bytes_sent(run, sweep.tp) if name != NONE else 0.0
-                    sent.setdefault(name, {})[measure] = counted / _units(measure, request)
                 run()
-                runs[measure, link, name] = run
+                runs[kind, link, name] = run
             progress.advance()
-    return dict(sorted(runs.items(), key=lambda item: MEASURES.index(item[0][0]))), sent
+    return {key: runs[key] for key in sorted(runs, key=itemgetter(0))}
 
 
 def _models(sweep: Sweep, groups: Groups) -> Models:
@@ -122,6 +124,7 @@ def _models(sweep: Sweep, groups: Groups) -> Models:
             mesh = mesh_of(groups[link] if contender.communicates else silent, request.device)
         model = build(contender, config, sweep.tp_shards, mesh)
         weights.fill(model, mesh)
+        model._device_mesh = mesh_of(groups[link], request.device)  # continuous batching keeps its ranks in step by it
         models[link, name] = model
     return models
 

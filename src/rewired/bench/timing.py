@@ -12,26 +12,30 @@ from torch import distributed
 from rewired.progress import Progress
 
 Key = TypeVar("Key", bound=Hashable)
+Run = Callable[[], Mapping[str, float]]  # gives the seconds of what it measures
+Samples = dict[str, list[float]]
 
 
-def interleaved(runs: Mapping[Key, Callable[[], None]], rounds: int, what: str) -> dict[Key, list[float]]:
-    """The seconds of every run in every round, those of the slowest rank.
+def interleaved(runs: Mapping[Key, Run], rounds: int, what: str) -> dict[Key, Samples]:
+    """What every run measures in every round, on the slowest rank.
 
     Each round starts with another run, and every other round goes backwards: none always follows the same one.
     """
-    samples: dict[Key, list[float]] = {key: [] for key in runs}
+    samples: dict[Key, Samples] = {key: {} for key in runs}
     keys: Sequence[Key] = list(runs)
     with Progress(what, rounds) as progress:
         for turn in range(rounds):
             start = turn % len(keys)
             order = [*keys[start:], *keys[:start]]
             for key in reversed(order) if turn % 2 else order:
-                samples[key].append(_seconds(runs[key]))
+                for measure, seconds in runs[key]().items():
+                    samples[key].setdefault(measure, []).append(seconds)
             progress.advance()
-    return _of_slowest_rank(samples)
+    return {key: _of_slowest_rank(of_run) for key, of_run in samples.items()}
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def timed(run: Callable[[], None]) -> float:
+    """Seconds of a run that all ranks begin together."""
     if distributed.is_initialized():
         distributed.barrier()
     _settle()
@@ -46,13 +50,10 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def _of_slowest_rank(samples: dict[Key, list[float]]) -> dict[Key, list[float]]:
+def _of_slowest_rank(samples: Samples) -> Samples:
     if not distributed.is_initialized():
         return samples
-    times = torch.tensor(list(samples.values()), dtype=torch.float64, device=_device_of_group())
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    times = torch.tensor(list(samples.values()), dtype=torch.float64, device=device)
     distributed.all_reduce(times, op=distributed.ReduceOp.MAX)
     return dict(zip(samples, times.tolist(), strict=True))
-
-
-def _device_of_group() -> str:
-    return "cuda" if distributed.get_backend() == "nccl" else "cpu"

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def bytes_sent(run: Callable[[], None], ranks: int) -> float:
+def bytes_sent(run: Callable[[], object], ranks: int) -> float:
     """What a rank of a ring sends while `run` runs: 2 (r - 1) / r of what it reduces, r - 1 of what it gathers."""
     with _Counter(ranks) as counter:
         run()
