@@ -84,7 +84,8 @@ def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
     assert all(row["decode_compiled_seconds"] > 0 for row in results["rows"])
 
 
-@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
 def test_by_continuous_batching(tp: int, tmp_path: Path) -> None:
     results = bench(tmp_path, *SMALL, "--tp", tp, "--batch", "3", "--engine", "transformers-cb")
     assert [row["wiring"] for row in results["rows"]][:3] == ["stock", "standard", "ladder"]

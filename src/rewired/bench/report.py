@@ -53,8 +53,8 @@ def verdicts(results: Mapping[str, Any]) -> list[str]:
             if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})
         ]
         if speedups:
-            span = f"{min(speedups):.2f}" + (f" to {max(speedups):.2f}" if len(speedups) > 1 else "")
-            lines.append(f"standard over transformers' own tensor parallelism, {_TITLES[measure]}: {span}")
+            span = dict.fromkeys(f"{speedup:.2f}" for speedup in (min(speedups), max(speedups)))
+            lines.append(f"standard over transformers' own tensor parallelism, {_TITLES[measure]}: {' to '.join(span)}")
     return lines
 
 
@@ -121,7 +121,7 @@ def _ratio(row: Row, measure: str) -> str:
 
 def _digits(number: float) -> str:
     """Three digits at least."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _link_table(title: str, rows: Sequence[Row]) -> Table:
@@ -143,7 +143,7 @@ def _link_table(title: str, rows: Sequence[Row]) -> Table:
 def _link_cells(row: Row, standard: Row, measures: Sequence[str]) -> list[str]:
     cells = [row["wiring"]]
     for measure in measures:
-        cells.append(f"{1e3 * row['link_adds'][measure]:.3g}")
+        cells.append(_digits(1e3 * row["link_adds"][measure]))
         cells.append(f"{row['link_saved'][measure]:.0%}" if measure in row["link_saved"] else "")
         if measure in standard["bytes_sent"]:
             cells.append(f"{1 - row['bytes_sent'][measure] / standard['bytes_sent'][measure]:.0%}")
