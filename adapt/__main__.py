@@ -1,5 +1,5 @@
 """For launchers: `torchrun -m rewired.adapt RECIPE`, `accelerate launch -m rewired.adapt RECIPE`."""
 
-from .cli import main
+from rewired.scripts import adapt
 
-main()
+adapt()

@@ -6,17 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from rewired.extras import missing, needs
+import typer
+
+from rewired.cli import new_app, report_errors
+from rewired.extras import needs
 
 _EXTRA = "adapt"
-
-try:
-    import typer
-
-    from rewired.cli import new_app, report_errors
-except ImportError as error:
-    sys.exit(missing(_EXTRA, "adapt", error.name or "typer"))
-
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -1,5 +1,5 @@
 """`python -m rewired COMMAND`."""
 
-from .cli import main
+from .scripts import rewired
 
-main()
+rewired()
