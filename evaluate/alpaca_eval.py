@@ -9,11 +9,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from rewired.extras import not_installed
+
 from .answers import Logs
 
 TASK = "alpaca_eval"
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"  # AlpacaEval 2's, as in the Ladder paper
 _KEY = "OPENAI_API_KEY"
+# in an environment of its own: its data is a script, which our `datasets` does not run, and it imports pkg_resources
+_INSTALL = "pipx install --preinstall 'datasets<4' --preinstall 'setuptools<81' alpaca_eval"
 
 
 def write_outputs(logs: Logs, generator: str, file: Path) -> None:
@@ -34,16 +38,13 @@ def write_outputs(logs: Logs, generator: str, file: Path) -> None:
 def judge(file: Path) -> str:
     """The judge's verdict on the outputs in `file` or, without the tool or a key, the command that gives it."""
     command = ["alpaca_eval", "--model_outputs", str(file), "--annotators_config", JUDGE]
-    missing = [
-        what
-        for what, is_there in {
-            "pip install alpaca_eval": shutil.which(command[0]),
-            f"export {_KEY}=...": os.environ.get(_KEY),
-        }.items()
-        if not is_there
-    ]
+    needed = {
+        not_installed("AlpacaEval's judge", "alpaca_eval", _INSTALL): shutil.which(command[0]),
+        f"AlpacaEval's judge needs a key: export {_KEY}=...": os.environ.get(_KEY),
+    }
+    missing = [sentence for sentence, is_there in needed.items() if not is_there]
     if missing:
-        return f"AlpacaEval's judge was not asked. {' and '.join(missing)}, then: {shlex.join(command)}"
+        return f"{'; '.join(missing)}; then: {shlex.join(command)}"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]

@@ -17,14 +17,20 @@ def needs(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] == "rewired":  # a fault of ours, not a missing package
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "rewired"):  # a fault of ours, not a missing package
             raise
-        raise ValueError(missing(extra, what, error.name)) from None
+        raise ValueError(missing(extra, what, package)) from None
 
 
 def missing(extra: str, what: str, package: str) -> str:
-    """The sentence for `what`, which needs `package`."""
-    return f"{what} needs the package '{package}', which is not installed: {install_command(extra)}"
+    """The sentence for `what`, which needs `package` of `extra`."""
+    return not_installed(what, package, install_command(extra))
+
+
+def not_installed(what: str, package: str, command: str) -> str:
+    """The sentence for `what`, which needs `package`; `command` installs it."""
+    return f"{what} needs the package '{package}', which is not installed: {command}"
 
 
 def install_command(extra: str) -> str:

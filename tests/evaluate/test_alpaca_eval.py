@@ -18,6 +18,11 @@ LOGS = [
     {"doc": {"dataset": "helpful", "instruction": "Name a river."}, "responses": ["The Nile."], "metrics": {}},
     {"doc": {"dataset": "koala", "instruction": "Größe?"}, "responses": [""], "metrics": {}},
 ]
+NO_KEY = "AlpacaEval's judge needs a key: export OPENAI_API_KEY=..."
+NO_TOOL = (
+    "AlpacaEval's judge needs the package 'alpaca_eval', which is not installed: "
+    "pipx install --preinstall 'datasets<4' --preinstall 'setuptools<81' alpaca_eval"
+)
 
 
 def test_outputs_are_in_the_tools_format(tmp_path: Path) -> None:
@@ -45,8 +50,13 @@ def test_the_judge_is_asked_where_it_is_installed_and_has_a_key(
     if tool and key:
         assert verdict == f"judged {command}"
     else:
-        missing = "export OPENAI_API_KEY=..." if tool else "pip install alpaca_eval"
-        assert verdict == f"AlpacaEval's judge was not asked. {missing}, then: alpaca_eval {command}"
+        assert verdict == f"{NO_KEY if tool else NO_TOOL}; then: alpaca_eval {command}"
+
+
+def test_tool_and_key_may_both_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert alpaca_eval.judge(Path("outputs.json")).startswith(f"{NO_TOOL}; {NO_KEY}; then: alpaca_eval ")
 
 
 def test_a_judge_that_fails_does_not_cost_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +81,4 @@ def test_an_evaluation_writes_the_outputs_of_each_model(tmp_path: Path, monkeypa
     assert output["instruction"] == "Name a river."
     assert output["generator"] == "dense"
     assert results.tasks == []
-    assert results.notes[-1].startswith("dense: AlpacaEval's judge was not asked.")
+    assert results.notes[-1].startswith("dense: AlpacaEval's judge needs ")

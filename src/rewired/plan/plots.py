@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rewired.extras import needs
+
 from .plan import Plan
 from .wirings import UPPER
 
@@ -13,11 +15,9 @@ _TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # nats
 
 def draw(plan: Plan, path: Path) -> None:
     """Speedups with their ranges over KL; the dashed line is the bound, no communication at all."""
-    try:
+    with needs("convert", "A plot"):
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
-    except ImportError:
-        raise ValueError("A plot needs matplotlib, which is not installed: pip install matplotlib.") from None
     if path.suffix.lower() != ".png":
         raise ValueError(f"--plot writes a PNG: call it {path.with_suffix('.png')}.")
     batches = list(plan.caches)
