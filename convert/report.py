@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rewired.quantities import count
+
 from .traffic import WAITING, LayerTable, Traffic
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
     for heading in (
         "all-reduces\na token",
         "of which\nwaited for",
-        f"sent a token and\nrank, {table.tp_shards} shards",
+        f"sent a token and\nrank, {count(table.tp_shards, 'shard')}",
     ):
         grid.add_column(heading, justify="right")
     for layers, wiring, traffic in table.rows:

@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoConfig
 
 import rewired
+from rewired.quantities import count
 from rewired.text.windows import windows_of
 
 from . import alpaca_eval, answers, benchmarks, harness, measure
@@ -157,7 +158,7 @@ def _collect_logs(
         ]
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
-            print(f"{model.name}: {cached} of {len(tasks)} tasks are cached", file=sys.stderr)
+            print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
             runner.run(measure.run_tasks, model, real[0], pending, request.data, request.runs_code)
         for title, file in files.items():

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from rewired.extras import missing
+from rewired.quantities import count
 
 from . import benchmarks, code_execution
 from .metrics import Metric, metric_of, pair
@@ -111,7 +112,9 @@ def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
     for name, task in loaded.items():
         task.set_config("num_fewshot", shots)
         if shots and not task.sampler.df:
-            raise MissingRowsError(f"Task {entry.task} cannot be loaded: no package has rows for its {shots} shots.")
+            raise MissingRowsError(
+                f"Task {entry.task} cannot be loaded: no package has rows for its {count(shots, 'shot')}."
+            )
         if name == "ifeval":
             _check_ifeval()
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):

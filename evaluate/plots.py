@@ -10,6 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from rewired.quantities import count
+
 from .papers import Paper
 from .results import Results, TaskResult
 
@@ -94,7 +96,7 @@ def _panels(results: Results, tasks: list[TaskResult]) -> dict[str, list[tuple[f
     """Each panel's title, and every other model's difference with its standard error; the average comes last."""
     names = [model.name for model in results.others]
     panels = {
-        f"{task.title}\n{task.scores[names[0]].n:,} items": [
+        f"{task.title}\n{count(task.scores[names[0]].n, 'item')}": [
             (task.deltas[name].value, task.deltas[name].standard_error) for name in names
         ]
         for task in tasks

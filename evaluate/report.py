@@ -224,8 +224,8 @@ def _divergence_table(results: Results, text: str) -> str:
             ]
         )
     how = (
-        f"{first.tokens:,} predicted tokens in windows of {results.settings['window']}; KL in nats per token, ± one "
-        "standard error over windows; top-k is the share of the original's k likeliest tokens among the model's."
+        f"{count(first.tokens, 'predicted token')} in windows of {results.settings['window']}; KL in nats per token, "
+        "± one standard error over windows; top-k is the share of the original's k likeliest tokens among the model's."
     )
     return f"{how}\n\n" + _table(head, rows)
 

@@ -42,8 +42,8 @@ class Steps:
         batches = rows // rows_at_once if config.dataloader_drop_last else math.ceil(rows / rows_at_once)
         if not batches:
             raise ValueError(
-                f"{rows} rows are fewer than the {rows_at_once} that are read at once, and dataloader_drop_last leaves "
-                "them out: give more data, or leave that key out."
+                f"{quantities.count(rows, 'row')}: fewer than the {rows_at_once} that are read at once, and "
+                "dataloader_drop_last leaves them out: give more data, or leave that key out."
             )
         epoch = math.ceil(batches / config.gradient_accumulation_steps)
         count = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)

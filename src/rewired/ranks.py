@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from .quantities import count
+
 TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 3.0  # how much later than the first failure its cause may arrive
 
@@ -77,7 +79,10 @@ def choose_device(device: str, ranks: int) -> str:
     if device == "cpu" or (device == "auto" and gpus == 0):
         return "cpu"
     if gpus < ranks:
-        raise ValueError(f"{ranks} ranks need {ranks} GPUs and there are {gpus}: take fewer, or --device cpu.")
+        raise ValueError(
+            f"{count(ranks, 'rank')} would take {count(ranks, 'GPU')} and there are {gpus}: "
+            "take fewer, or --device cpu."
+        )
     return "cuda"
 
 

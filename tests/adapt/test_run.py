@@ -227,7 +227,7 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
     [
         (
             {"dataloader_drop_last": True, "per_device_train_batch_size": 99},
-            "36 rows are fewer than the 99",
+            "36 rows: fewer than the 99",
         ),
         ({"fsdp_size": 2}, "make 2 ranks, and there are 1: launch 2"),
         ({"model": "nowhere"}, "no folder 'nowhere'"),

@@ -185,8 +185,15 @@ def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
 def test_the_printed_table_shows_layers_and_totals(source: Path) -> None:
     printed = run("convert", "tiny-llama", "--ladder-layers", "2-4", cwd=source.parent).stdout
     assert "wrote tiny-llama-ladder-2-4" in printed
-    assert "before: dense" in printed
+    assert "before: dense" in printed and "rank, 4 shards" in printed
     assert "tp_shards 4 (the largest number up to 8 that divides 8 heads, 4 KV heads and MLP width 48)" in printed
+
+
+def test_the_table_of_one_shard(source: Path) -> None:
+    printed = run(
+        "convert", "tiny-llama", "--dry-run", "--ladder-layers", "2-4", "--tp-shards", "1", cwd=source.parent
+    ).stdout
+    assert "rank, 1 shard " in printed
 
 
 def test_tensors_that_the_model_does_not_read_are_told(source: Path) -> None:

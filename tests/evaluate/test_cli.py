@@ -84,7 +84,7 @@ BAD = {
     "batch size": (["ladder", "--batch-size", "many"], "--batch-size many makes no sense"),
     "dtype": (["ladder", "--dtype", "int8"], "--dtype int8 is not known"),
     "device": (["ladder", "--device", "abacus"], "--device abacus is not known"),
-    "no GPU": (["ladder", "--device", "cuda", "--tp", "2"], "2 ranks need 2 GPUs and there are "),
+    "no GPU": (["ladder", "--device", "cuda", "--tp", "2"], "2 ranks would take 2 GPUs and there are "),
     "ranks": (["ladder", "--tp", "3"], "tp_size 3 does not divide "),
     "no text": (["ladder", "--text", "nothing.txt"], "The text nothing.txt cannot be read: "),
     "short text": (["ladder", "--text", "short.txt"], "The text is too short"),
@@ -160,7 +160,7 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     assert not (tmp_path / "out").exists()
     done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "dense: 1 of 2 tasks are cached" in done.stderr
+    assert "dense: 1 of 2 tasks cached" in done.stderr
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
 
 

@@ -146,7 +146,7 @@ def test_an_adapter_is_a_model_of_its_own(world: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
 
@@ -164,6 +164,9 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
     assert asked == ["piqa", "lambada_openai", "lambada_openai"]
     evaluate(request(world), RUNNER, tmp_path / "elsewhere")
     assert len(asked) == 3, "an original is asked once, whatever it is compared with"
+    assert "dense: 2 of 2 tasks cached\n" in capsys.readouterr().err
+    evaluate(request(world, tasks=["piqa"]), RUNNER, tmp_path / "elsewhere")
+    assert "dense: 1 of 1 task cached\n" in capsys.readouterr().err
     evaluate(request(world, fresh=True), RUNNER, tmp_path / "elsewhere")
     assert len(asked) == 5
 

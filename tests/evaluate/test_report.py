@@ -21,6 +21,7 @@ from rewired.evaluate.statistics import Delta, Score
 from .made_up_results import (
     COMMAND,
     DATE,
+    DIVERGENCE,
     MMLU,
     PAPER,
     PERPLEXITY,
@@ -177,6 +178,11 @@ def test_divergence_has_a_row_for_each_model() -> None:
         "top-10": "80.0 %",
     }
     assert (tuned["model"], tuned[kl]) == ("tuned", "0.0100 ± 0.0045")
+
+
+def test_a_divergence_may_be_of_one_token() -> None:
+    divergences = {"prose.txt": {"hybrid": replace(DIVERGENCE, tokens=1)}}
+    assert "1 predicted token in windows" in markdown(results(divergences=divergences), COMMAND, DATE)
 
 
 def test_the_report_says_what_was_run_and_what_was_not() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from rewired.cli import new_app
 from rewired.convert import cli as convert_cli
+from rewired.extras import missing
 from rewired.plan.cli import add_commands
 from rewired.plan.frontier import quality, selected
 from rewired.plan.plan import convert_command
@@ -139,6 +141,22 @@ def test_a_batch_that_does_not_fit_is_left_out() -> None:
     report = plan("llama-3.1-70b", "--batch", "1,1024")
     assert {row["batch"] for row in report["rows"]} == {1}
     assert report["left_out"][0].startswith("Batch 1024 does not fit: 19.5 GB of weights and 96.6 GB of cache")
+
+
+def test_one_token_is_no_tokens() -> None:
+    assert "prompt 64, 1 new token; " in run("tiny", "--prompt", "64", "--new", "1").output
+
+
+def test_one_row_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("model,batch,tp,nvlink,wiring\n70B,1,8,yes,ladder\n")
+    assert run("--predict", tmp_path / "runs.csv").output.endswith("runs.csv: predicted_speedup of 1 row.\n")
+
+
+def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    done = run(*TINY, "--plot", tmp_path / "plan.png")
+    assert (done.exit_code, done.stderr.rstrip()) == (2, f"rewired plan: {missing('convert', 'A plot', 'matplotlib')}")
 
 
 def test_a_plot(tmp_path: Path) -> None:

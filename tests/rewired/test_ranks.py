@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from rewired.ranks import RankError, run_on_ranks
+from rewired.ranks import RankError, choose_device, run_on_ranks
 
 
 def test_every_rank_returns_its_result() -> None:
@@ -83,6 +83,12 @@ def stay_away() -> None:
     if torch.distributed.get_rank() == 1:
         time.sleep(600)
     torch.distributed.all_reduce(torch.ones(1))
+
+
+def test_one_rank_takes_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"^1 rank would take 1 GPU and there are 0: take fewer, or --device cpu"):
+        choose_device("cuda", 1)
 
 
 def no_rank_is_left() -> bool:

@@ -121,7 +121,7 @@ BAD = {
         ["hybrid", "--tp", "3000", "--device", "cpu"],
         "tp_size 3000 does not divide tp_shards 3",
     ),
-    "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks need 3 GPUs and there are "),
+    "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks would take 3 GPUs and there are "),
     "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless cannot be loaded: "),
     "no prompt": (["hybrid", "--prompt", ""], "--prompt is empty"),
     "dtype": (["hybrid", "--dtype", "int8"], "--dtype int8 is not known"),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewired.quantities import count
+
 _MAX_HEADER = 100_000_000  # bytes, the format's own limit
 _ITEM_BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16,
@@ -50,7 +52,7 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
         if file_size < 8 or header_size > file_size - 8:
-            raise ValueError(f"it ends after {file_size} bytes, inside its header")
+            raise ValueError(f"it ends after {count(file_size, 'byte')}, inside its header")
         if header_size > _MAX_HEADER:
             raise ValueError(f"its header claims {header_size} bytes")
         raw = file.read(header_size)
@@ -83,7 +85,7 @@ def _span(name: str, entry: Any) -> tuple[int, int, str]:
     if not is_valid:
         raise ValueError(f"the entry of '{name}' is malformed")
     if (end - begin) * 8 != math.prod(shape) * bits:
-        raise ValueError(f"'{name}' has {end - begin} bytes, which do not fit its shape {shape}")
+        raise ValueError(f"'{name}' has {count(end - begin, 'byte')}, not what its shape {shape} takes")
     return begin, end, name
 
 
@@ -91,9 +93,9 @@ def _check_layout(spans: list[tuple[int, int, str]], data_size: int) -> None:
     position = 0
     for begin, end, name in spans:
         if end > data_size:
-            raise ValueError(f"'{name}' ends at byte {end} of its {data_size} bytes of data")
+            raise ValueError(f"'{name}' ends at byte {end} of its {count(data_size, 'byte')} of data")
         if begin != position:
             raise ValueError(f"'{name}' starts at byte {begin}, where byte {position} was expected")
         position = end
     if position != data_size:
-        raise ValueError(f"{data_size - position} bytes at its end belong to no tensor")
+        raise ValueError(f"it has {count(data_size - position, 'byte')} at its end that no tensor holds")

@@ -65,7 +65,7 @@ def check_ranks(config: Any, ranks: int) -> None:
     if getattr(config, "depends_on_shards", False) and config.tp_shards % ranks:
         raise ValueError(
             f"tp_size {ranks} does not divide tp_shards {config.tp_shards}: what this model computes depends on its "
-            f"{config.tp_shards} logical shards, and every rank must hold as many; choose a tp_size that divides."
+            "logical shards, and every rank must hold as many; choose a tp_size that divides."
         )
     sizes = {
         name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")

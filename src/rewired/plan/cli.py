@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from rewired.cli import report_errors
+from rewired.quantities import count
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -78,7 +79,7 @@ def _plan(
                 raise ValueError(f"--predict takes its models from {predict}: leave out MODEL.")
             from .predict import fill
 
-            print(f"{predict}: predicted_speedup of {fill(predict)} rows.")
+            print(f"{predict}: predicted_speedup of {count(fill(predict), 'row')}.")
             return
         if model is None:
             raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")

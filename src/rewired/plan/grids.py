@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.quantities import count
 
 from .hardware import Hardware
 from .shapes import attention_weights, head_weights, mlp_weights
@@ -131,4 +132,4 @@ def _refusal(shape: LlamaShape, tp: int, data_ranks: int, batch: int) -> str | N
         shape.check_shards(tp)
     except ValueError as error:
         return str(error)
-    return None if batch % data_ranks == 0 else f"{data_ranks} ranks do not share {batch} sequences evenly."
+    return None if batch % data_ranks == 0 else f"{data_ranks} ranks do not share {count(batch, 'sequence')} evenly."

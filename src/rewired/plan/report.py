@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rewired.quantities import count
+
 from .caat import best_share, capacity
 from .compute import Rank, Step
 from .plan import Plan, Priced
@@ -26,7 +28,7 @@ def print_plan(plan: Plan, explain: bool) -> None:
     library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(
         f"{request.model} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, all-reduces {library}; "
-        f"prompt {request.prompt}, {request.new} new tokens; ranked by {request.goal}.",
+        f"prompt {request.prompt}, {count(request.new, 'new token')}; ranked by {request.goal}.",
         soft_wrap=True,
         highlight=False,
     )
