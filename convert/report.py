@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> None:
     """Layer by layer: wiring, all-reduces a token, those that are waited for, bytes sent."""
-    console = Console()
+    console = Console(markup=False)
     grid = Table(title=title, title_justify="left")
     for heading in ("layers", "wiring"):
         grid.add_column(heading)

@@ -189,6 +189,11 @@ def test_the_printed_table_shows_layers_and_totals(source: Path) -> None:
     assert "tp_shards 4 (the largest number up to 8 that divides 8 heads, 4 KV heads and MLP width 48)" in printed
 
 
+def test_brackets_are_printed_as_they_are(source: Path) -> None:
+    done = run("convert", "tiny-llama", "[mine]-hybrid", "--ladder-layers", "2-4", cwd=source.parent)
+    assert "wrote [mine]-hybrid" in done.stdout
+
+
 def test_the_table_of_one_shard(source: Path) -> None:
     printed = run(
         "convert", "tiny-llama", "--dry-run", "--ladder-layers", "2-4", "--tp-shards", "1", cwd=source.parent

@@ -143,6 +143,13 @@ def test_a_batch_that_does_not_fit_is_left_out() -> None:
     assert report["left_out"][0].startswith("Batch 1024 does not fit: 19.5 GB of weights and 96.6 GB of cache")
 
 
+@pytest.mark.parametrize("goal", ["latency", "train"])
+def test_brackets_are_printed_as_they_are(goal: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    source.rename("[my]-llama")
+    assert "[my]-llama" in run("[my]-llama", "--goal", goal, "--gpus", "4").output
+
+
 def test_one_token_is_no_tokens() -> None:
     assert "prompt 64, 1 new token; " in run("tiny", "--prompt", "64", "--new", "1").output
 

@@ -67,8 +67,10 @@ def test_last_layers_that_measure_better_are_said(
         replace(done.candidates[0], name=name, measured=Measured(1.0, kl, 0.1))
         for name, kl in (("chosen", chosen), ("the last 1", 0.3))
     ]
-    _print(replace(done, candidates=measured), ["ladder"], "convert ...")
-    assert ("Measured, the last 1 are better" in capsys.readouterr().out) == (chosen > 0.3)
+    _print(replace(done, candidates=measured), ["ladder"], "convert [my]-llama ...")
+    printed = capsys.readouterr().out
+    assert ("Measured, the last 1 are better" in printed) == (chosen > 0.3)
+    assert "convert [my]-llama ..." in printed
 
 
 BAD = {

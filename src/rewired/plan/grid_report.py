@@ -15,7 +15,7 @@ def print_grids(
 ) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     title = f"{model}, a step of {batch} x {tokens} tokens on {nodes}x{gpus_per_node} {sheet.title}, milliseconds"
     sizes = ("tp", "fsdp", "replicate")
     grid = grid_of(title, [*sizes, "all comm.", "activations", "weights", "gradients", "compute", "GB"])

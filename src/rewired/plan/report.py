@@ -23,7 +23,7 @@ PROMISE = (
 def print_plan(plan: Plan, explain: bool) -> None:
     from rich.console import Console
 
-    console, request, sheet = Console(), plan.request, plan.machine.hardware
+    console, request, sheet = Console(markup=False), plan.request, plan.machine.hardware
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
     library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(

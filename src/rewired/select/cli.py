@@ -106,7 +106,7 @@ class _Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.progress = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
         self.tasks: dict[str, Any] = {}
 
     def __enter__(self) -> _Progress:
@@ -152,7 +152,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     grid = Table(title="KL(original || only this layer rewired), refitted", title_justify="left")
     for heading in ("layer", *names, "chosen"):
         grid.add_column(heading, justify="right")
