@@ -9,7 +9,7 @@ import torch
 from rewired.checkpoint.llama import LlamaShape
 from rewired.plan.machine import Load
 from rewired.plan.memory import USABLE, cache_bytes, weight_bytes
-from rewired.quantities import size
+from rewired.quantities import count, size
 
 from .request import BenchRequest
 
@@ -29,7 +29,7 @@ def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int) 
         free, where = _available(), "this machine has"
     if needed > free:
         raise ValueError(
-            f"{request.model} with batch {batch} on {tp} ranks takes {size(needed)} of weights and caches, and {where} "
+            f"{request.model} with batch {batch} on {count(tp, 'rank')} takes {size(needed)} of weights and caches, and {where} "
             f"{size(free)}: take fewer --layers, a smaller --batch, or more ranks."
         )
 

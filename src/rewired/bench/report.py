@@ -80,7 +80,7 @@ def print_report(results: Mapping[str, Any]) -> None:
 
     from rewired.plan.report import grid_of
 
-    console = Console()
+    console = Console(markup=False)
     for table in tables(results):
         grid = grid_of(table.title, [heading.replace(" ", "\n") for heading in table.headings])
         grid.columns[0].justify = "left"
