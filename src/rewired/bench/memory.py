@@ -29,8 +29,8 @@ def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int) 
         free, where = _available(), "this machine has"
     if needed > free:
         raise ValueError(
-            f"{request.model} with batch {batch} on {count(tp, 'rank')} takes {size(needed)} of weights and caches, and "
-            f"{where} {size(free)}: take fewer --layers, a smaller --batch, or more ranks."
+            f"{request.model} with batch {batch} on {count(tp, 'rank')} takes {size(needed)} of weights and caches, "
+            f"and {where} {size(free)}: take fewer --layers, a smaller --batch, or more ranks."
         )
 
 
