@@ -119,6 +119,12 @@ def test_over_a_slow_link(tmp_path: Path) -> None:
     assert "| 16,777,216 |" in report
 
 
+def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    done = run("bench", *SMALL, "--out", tmp_path / "out")
+    assert (done.exit_code, done.stderr) == (2, f"rewired bench: {tmp_path / 'out'} is a file: give --out a folder.\n")
+
+
 REFUSED = {
     "model": (["llama-9"], "There is no folder 'llama-9' here"),
     "shapes named": (["llama-9"], "Shapes without a checkpoint: llama-3.2-1b,"),

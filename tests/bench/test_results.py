@@ -112,3 +112,10 @@ def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
     other = BenchRequest("tiny", ("ladder", "none"), prompt=9, new=10, rounds=3, device="cpu")
     with pytest.raises(ValueError, match="with another prompt: give another --out"):
         Measured(tmp_path, other)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"request": {}, "tp": 2}', "\xff"])
+def test_a_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "measured.jsonl").write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match="is not what this version of rewired bench writes: remove it"):
+        Measured(tmp_path, REQUEST)

@@ -37,19 +37,17 @@ class Measured:
     """The file of cells that are done."""
 
     def __init__(self, folder: Path, request: BenchRequest) -> None:
-        """Raises ValueError where the folder holds those of another request."""
+        """Raises ValueError where the folder holds those of another request, or a file that is no such."""
         self.file, self.request = folder / "measured.jsonl", json.loads(json.dumps(asdict(request)))
         self.cells: list[Cell] = []
-        lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
-        for line in map(json.loads, lines):
-            recorded = line.pop("request")
+        for recorded, cell in self._recorded():
             if recorded != self.request:
                 differs = [name for name, value in self.request.items() if recorded.get(name) != value]
                 raise ValueError(
                     f"{folder} holds another bench, with another {' and '.join(differs)}: give another --out, or the "
                     "options of that one to go on with it."
                 )
-            self.cells.append(Cell(**line))
+            self.cells.append(cell)
 
     def add(self, cell: Cell) -> None:
         """Write it too, whole or not at all."""
@@ -62,6 +60,15 @@ class Measured:
 
     def is_done(self, tp: int, batch: int) -> bool:
         return any((cell.tp, cell.batch) == (tp, batch) for cell in self.cells)
+
+    def _recorded(self) -> list[tuple[dict[str, Any], Cell]]:
+        if not self.file.exists():
+            return []
+        try:
+            lines = [json.loads(line) for line in self.file.read_text("utf-8").splitlines()]
+            return [(line.pop("request"), Cell(**line)) for line in lines]
+        except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError, AttributeError):
+            raise ValueError(f"{self.file} is not what this version of rewired bench writes: remove it.") from None
 
 
 def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int]
     for tp in tp_sizes:
         model.shape.check_shards(tp, "--tp")
         check_memory(request, model.shape, tp, max(batches))
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give --out a folder.")
     measured = Measured(out, request)
     for tp in tp_sizes:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
