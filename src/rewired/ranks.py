@@ -117,6 +117,8 @@ class _Group:
         os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
         if self.device_type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
+        else:
+            torch.cuda.set_device(self.rank)
         torch.set_num_threads(max(1, torch.get_num_threads() // self.ranks))
         torch.distributed.init_process_group(
             {"cpu": "gloo", "cuda": "nccl"}[self.device_type],
