@@ -100,23 +100,18 @@ def _evaluate(
         with needs("evaluate", "Comparing models"):
             from .evaluate import PACKAGED_TEXT, Request, evaluate
             from .measure import Runner
+            from .report import markdown, write_report
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = Request(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
         )
         runner = Runner(choose_device(device, tp), tp, dtype, batch_size)
         results = evaluate(request, runner, folder)
-        _report(results, folder)
-
-
-def _report(results: Any, folder: Path) -> None:
-    from .report import markdown, write_report
-
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    write_report(results, command, date, folder)
-    _print(markdown(results, command, date))
-    print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        write_report(results, command, date, folder)
+        _print(markdown(results, command, date))
+        print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
 
 
 def _print(text: str) -> None:

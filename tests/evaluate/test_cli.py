@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rewired.evaluate import cli
+from rewired.extras import missing
 
 from ..convert.checkpoints import edit_json
 from .world import LADDER, make_dense, make_rewired, make_rows, tokenizer
@@ -162,6 +163,14 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "dense: 1 of 2 tasks cached" in done.stderr
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
+
+
+@pytest.mark.parametrize("package", ["scipy", "matplotlib"])
+def test_a_missing_package_is_said_before_anything_is_measured(package: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from rewired.scripts import evaluate; evaluate()"
+    command = [sys.executable, "-c", code, "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', package)}\n"
 
 
 def test_the_folders_name_does_not_hide_hugging_faces_package(tmp_path: Path) -> None:
