@@ -69,6 +69,14 @@ def test_measured_all_reduces_take_the_place_of_ours(tmp_path: Path) -> None:
     assert found.all_reduce.seconds(2**20, 2) == pytest.approx(1e-3 + machine.engine.slack)
 
 
+def test_messages_of_32_bits_count_as_those_of_16(tmp_path: Path) -> None:
+    machine = serving_machine("h100", "nccl", 2)
+    times = [{"gpus": 2, "bytes": 2**power, "seconds": 2**power * 1e-9} for power in (10, 30)]
+    content = report(machine) | {"all_reduce": times, "request": {"dtype": "float32"}}
+    found = calibrated(machine, written(content, tmp_path))
+    assert found.all_reduce.seconds(2**20, 2) == pytest.approx(2 * 2**20 * 1e-9 + machine.engine.slack)
+
+
 def test_the_link_that_counts_and_decoding_that_was_compiled(tmp_path: Path) -> None:
     """Rows of another link, and slower eager decoding, change nothing."""
     machine = serving_machine("h100", "nccl", 8)

@@ -3,7 +3,8 @@
 FILE is JSON with `rows`, each {"wiring", "model", "tp", "batch", "prompt", "prefill_seconds", "decode_seconds"}, of
 `standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run,
 `decode_compiled_seconds` where decoding was compiled; and perhaps `all_reduce`, each {"gpus", "bytes", "seconds"}.
-Where several links were measured, `link` names the one that counts.
+Where several links were measured, `link` names the one that counts. A plan is for 16-bit numbers, so messages of a
+bench whose `request` has `dtype` float32 count as half as long.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def calibrated(machine: Machine, file: Path) -> Machine:
     """Raises ValueError for a file that is no bench report, or has no `none` beside a `standard` row."""
     report = _of_its_link(_report(file))
     if report.get("all_reduce"):
-        machine = _with_curves(machine, report["all_reduce"], file)
+        is_wide = report.get("request", {}).get("dtype") == "float32"
+        machine = _with_curves(machine, report["all_reduce"], 0.5 if is_wide else 1.0, file)
     rows = [_row(row, file) for row in report["rows"]]
     runs = {(*row.key, row.wiring): row for row in rows}
     pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, UPPER)))]
@@ -100,7 +102,7 @@ def _check_positive(numbers: Mapping[str, Any], file: Path) -> None:
             raise ValueError(f"{file} has {name} {value!r}: it must be a positive number.")
 
 
-def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], file: Path) -> Machine:
+def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], width: float, file: Path) -> Machine:
     points: dict[int, dict[float, float]] = {}
     for entry in entries:
         try:
@@ -108,7 +110,7 @@ def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], file: P
         except (KeyError, TypeError):
             raise ValueError(f"{file} has an all_reduce without gpus, bytes, seconds: {entry!r}.") from None
         _check_positive(numbers, file)
-        points.setdefault(numbers["gpus"], {})[numbers["bytes"]] = numbers["seconds"]
+        points.setdefault(numbers["gpus"], {})[numbers["bytes"] * width] = numbers["seconds"]
     curves = {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
     return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves))
 
