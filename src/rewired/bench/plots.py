@@ -1,0 +1,181 @@
+"""Plots of a bench: what each wiring wins over standard, and latency against throughput.
+
+As the Ladder paper's Figures 2 to 4. The dashed line is the bound: no communication at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullLocator
+
+from .contenders import STANDARD
+from .plot_style import Styles, name_ends, name_of
+from .runs import DECODE, DECODE_COMPILED, PREFILL
+
+Row = Mapping[str, Any]
+
+_TITLES = {"generation": "tokens/s", PREFILL: "prefill", DECODE: "decode", DECODE_COMPILED: "compiled decode"}
+_LOGARITHMIC_FROM = 4  # times from the smallest value of an axis to the largest
+
+
+def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write throughput.png and pareto.png into `folder`; `results` is what results.json holds."""
+    files = []
+    for plot in (throughput, pareto):
+        files.append(folder / f"{plot.__name__}.png")
+        plot(results).savefig(files[-1], dpi=150, metadata={"Software": ""})
+    return files
+
+
+def throughput(results: Mapping[str, Any]) -> Figure:
+    """Speedups over standard: over the number of ranks where there are several, else over the batch, else as bars."""
+    panels, styles = _panels(results["rows"]), Styles(distinct(results["rows"], "wiring"))
+    figure, grid = _figure(results, len(panels), len(panels[0]), size=(3.0, 2.4), sharey="row")
+    for axes_of_row, panels_of_row in zip(grid, panels, strict=True):
+        for axes, panel in zip(axes_of_row, panels_of_row, strict=True):
+            axes.set_title(panel.title, fontsize="medium")
+            (_draw_bars if len(panel.ticks) == 1 else _draw_lines)(axes, panel, styles)
+        axes_of_row[0].set_ylabel(panels_of_row[0].side)
+    name_ends(figure, styles)
+    return figure
+
+
+def pareto(results: Mapping[str, Any]) -> Figure:
+    """Milliseconds per token over a device's tokens/s: a line a wiring over the batches, a panel for TP and link."""
+    rows, styles = results["rows"], Styles(distinct(results["rows"], "wiring"))
+    ranks, links = distinct(rows, "tp"), distinct(rows, "link")
+    figure, grid = _figure(results, len(links), len(ranks), size=(4.4, 3.2))
+    for axes_of_row, link in zip(grid, links, strict=True):
+        for axes, tp in zip(axes_of_row, ranks, strict=True):
+            _draw_frontiers(axes, [row for row in rows if (row["tp"], row["link"]) == (tp, link)], styles)
+            axes.set_title(f"TP {tp}, {link}", fontsize="medium")
+            axes.set_xlabel("tokens/s of a device")
+        axes_of_row[0].set_ylabel("decode, ms a token")
+    name_ends(figure, styles)
+    return figure
+
+
+def distinct(rows: Sequence[Row], key: str) -> list[Any]:
+    """The values of `key`, in the order of the rows."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Speedups over standard, by wiring and then by tick: a batch, or a number of ranks."""
+
+    title: str
+    side: str
+    unit: str  # batch or tp
+    ticks: Sequence[int]
+    speedups: Mapping[str, Mapping[int, float]]
+
+
+def _panels(rows: Sequence[Row]) -> list[list[_Panel]]:
+    """By row and column of the figure."""
+    measures = [measure for measure in _TITLES if any(measure in row["speedup"] for row in rows)]
+    links = {link: [row for row in rows if row["link"] == link] for link in distinct(rows, "link")}
+    if len(distinct(rows, "tp")) == 1:
+        return [[_over_batches(of_link, measure) for measure in measures] for of_link in links.values()]
+    return [_over_ranks(of_link, measure) for of_link in links.values() for measure in measures]
+
+
+def _over_batches(rows: Sequence[Row], measure: str) -> _Panel:
+    return _panel(rows, measure, "batch", _TITLES[measure], f"{rows[0]['link']}\nspeedup over standard")
+
+
+def _over_ranks(rows: Sequence[Row], measure: str) -> list[_Panel]:
+    side = f"{_TITLES[measure]}, {rows[0]['link']}\nspeedup over standard"
+    by_batch = {batch: [row for row in rows if row["batch"] == batch] for batch in distinct(rows, "batch")}
+    return [_panel(own, measure, "tp", f"batch {batch}", side) for batch, own in by_batch.items()]
+
+
+def _panel(rows: Sequence[Row], measure: str, unit: str, title: str, side: str) -> _Panel:
+    speedups: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if measure in row["speedup"]:
+            speedups.setdefault(row["wiring"], {})[row[unit]] = row["speedup"][measure][STANDARD]
+    return _Panel(title, side, unit, distinct(rows, unit), speedups)
+
+
+def _draw_lines(axes: Any, panel: _Panel, styles: Styles) -> None:
+    for name, speedups in panel.speedups.items():
+        places = [place for place, tick in enumerate(panel.ticks) if tick in speedups]
+        axes.plot(places, speedups.values(), label=name, **styles.line(name))
+    axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+    axes.set_xlabel({"batch": "batch", "tp": "ranks"}[panel.unit])
+    axes.yaxis.set_major_formatter("{x:g}x")
+
+
+def _draw_bars(axes: Any, panel: _Panel, styles: Styles) -> None:
+    """Bars begin at 1: faster than standard is to the right, slower to the left."""
+    (tick,) = panel.ticks
+    values = {name: speedups[tick] for name, speedups in panel.speedups.items() if name != STANDARD}
+    axes.margins(x=0.3)  # for the values
+    for place, (name, value) in enumerate(values.items()):
+        axes.barh(place, value - 1, left=1, **styles.bar(name))
+        text = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        axes.annotate(f"{value:.2f}x", (max(value, 1), place), **text)
+    axes.axvline(1, color=styles.colour(STANDARD), lw=1)
+    axes.set_yticks(range(len(values)), [name_of(name) for name in values])
+    axes.set_ylim(len(values) - 0.5, -0.5)  # the first on top
+    axes.xaxis.set_major_formatter("{x:g}x")
+
+
+def _draw_frontiers(axes: Any, rows: Sequence[Row], styles: Styles) -> None:
+    """With the quartiles of a token's time; batches are written beside standard's points."""
+    for name in distinct(rows, "wiring"):
+        own = [row for row in rows if row["wiring"] == name]
+        x = [row["tokens_per_second"] / row["tp"] for row in own]
+        y, low, high = zip(*map(_milliseconds_per_token, own), strict=True)
+        axes.vlines(x, low, high, color=styles.colour(name), lw=0.8)
+        axes.plot(x, y, label=name, **styles.line(name))
+        for row, *place in zip(own, x, y, strict=True):
+            if name == STANDARD:
+                text = f"batch {row['batch']}"
+                axes.annotate(text, place, (-4, 5), textcoords="offset points", ha="right", fontsize="x-small")
+    axes.margins(x=0.2)  # for the batches
+    _rescale(axes.xaxis, axes.set_xscale)
+    _rescale(axes.yaxis, axes.set_yscale)
+
+
+def _milliseconds_per_token(row: Row) -> tuple[float, float, float]:
+    """In the faster mode of decoding, with its quartiles."""
+    modes = [mode for mode in (DECODE, DECODE_COMPILED) if f"{mode}_seconds" in row]
+    mode = min(modes, key=lambda mode: row[f"{mode}_seconds"])
+    low, high = row[f"{mode}_quartiles"]
+    return 1e3 * row[f"{mode}_seconds"], 1e3 * low, 1e3 * high
+
+
+def _rescale(axis: Any, set_scale: Callable[[str], None]) -> None:
+    """Logarithmic, where one unit would crowd the small values."""
+    low, high = axis.get_data_interval()
+    if high > _LOGARITHMIC_FROM * low:
+        set_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)))
+        axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+def _figure(results: Mapping[str, Any], rows: int, columns: int, size: tuple[float, float], sharey: Any = False) -> Any:
+    """A figure with room for panels of this size in inches, and its grid of axes."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1)
+    figure = Figure(figsize=(size[0] * columns + 0.5, size[1] * rows + 0.4), layout=layout)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(_title(results), fontsize="medium", color="#555555")
+    return figure, grid
+
+
+def _title(results: Mapping[str, Any]) -> str:
+    first, ranks = results["rows"][0], distinct(results["rows"], "tp")
+    model = [f"{first['model']}, {first['layers']} layers", *([f"TP {ranks[0]}"] if len(ranks) == 1 else [])]
+    what = [f"prompt {first['prompt']}, {first['new']} new tokens", results["environment"]["device"]]
+    return "\n".join(["; ".join(model), "; ".join(what)])
