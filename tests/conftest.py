@@ -26,6 +26,10 @@ settings.load_profile("deterministic")
 PROSE = Path(str(files("rewired.evaluate") / "texts" / "prose.txt"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests of tests/gpu run")
+
+
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from rewired.adapt.recipe.choices import DIVERGENCES
 from tests.adapt.world import logged, train
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.skipif(find_spec("liger_kernel") is None, reason="needs liger-kernel"),
     pytest.mark.skipif(
         not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
@@ -83,7 +84,7 @@ def test_no_token_is_no_loss() -> None:
 
 
 def test_a_training_with_it_is_the_same(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys |= {"ce_weight": 0.5}
+    keys |= {"ce_weight": 0.5, "bf16": False}  # on GPUs it is TRL's default, and rounds more than is compared here
     expected = train(tmp_path / "r.yaml", **keys)
     monkeypatch.delattr(losses, "_Chunked")
     found = train(tmp_path / "r.yaml", **keys | {"use_liger_kernel": True, "output_dir": str(tmp_path / "fused")})
