@@ -64,6 +64,16 @@ def test_on_two_ranks(tmp_path: Path) -> None:
     assert planned.exit_code == 0, planned.output
 
 
+def test_plots_and_traces(tmp_path: Path) -> None:
+    bench(tmp_path, *SMALL, "--tp", "2", "--eager", "--profile")
+    traces = {f"{name}.rank{rank}.json.gz" for name in ("stock", "standard", "ladder") for rank in (0, 1)}
+    assert {file.name for file in (tmp_path / "traces").iterdir()} == traces
+    report = (tmp_path / "report.md").read_text()
+    for plot in ("throughput.png", "pareto.png", "timeline.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+        assert f"![{plot}]({plot})" in report
+
+
 def test_a_bench_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     first = bench(tmp_path, *SMALL, "--tp", "1", "--batch", "2", "--eager")
     more = bench(tmp_path, *SMALL, "--tp", "1", "--batch", "1,2", "--eager")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rewired.cli import report_errors
+from rewired.extras import needs
 from rewired.ranks import choose_device
 
 from . import torchrun
@@ -65,6 +66,9 @@ def _bench(
     engine: Annotated[
         str, typer.Option(help="What runs the models: transformers, or transformers-cb, its continuous batching.")
     ] = TRANSFORMERS,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also trace a prefill, and draw a timeline in which overlap can be seen.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
 ) -> None:
@@ -82,6 +86,8 @@ def _bench(
     ```
     """
     with report_errors("rewired bench", when_interrupted=f"interrupted; the same command goes on in {out}."):
+        with needs("convert", "rewired bench"):
+            import matplotlib  # noqa: F401 - missed before anything is measured
         from .run import bench
 
         ranks = _ranks(tp)
@@ -99,7 +105,7 @@ def _bench(
             compiled and engine == TRANSFORMERS,
             engine,
         )
-        results = bench(request, ranks, numbers("--batch", batch), out)
+        results = bench(request, ranks, numbers("--batch", batch), out, profile)
         if torchrun.is_first_rank():
             _write(results, out)
 
@@ -114,11 +120,15 @@ def _ranks(tp: str | None) -> tuple[int, ...]:
 
 
 def _write(results: Mapping[str, Any], out: Path) -> None:
+    from .plots import draw
     from .report import markdown, print_report
     from .results import write_csv
 
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     write_csv(results["rows"], out / "results.csv")
-    (out / "report.md").write_text(markdown(results), encoding="utf-8")
+    plots = [file.name for file in draw(results, out)]
+    if (out / "timeline.png").is_file():
+        plots.append("timeline.png")
+    (out / "report.md").write_text(markdown(results, plots), encoding="utf-8")
     print_report(results)
-    print(f"\n{out}/report.md, results.json and results.csv hold this.")
+    print(f"\n{out}/report.md has this with {len(plots)} plots, results.json and results.csv the figures.")

@@ -21,16 +21,20 @@ from .contenders import NONE, Contender, contenders
 from .environment import environment
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
+from .profiling import Profile
 from .request import BenchRequest
 from .results import Measured, to_json
 from .sweep import Sweep, measure
 
 
-def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path) -> dict[str, Any]:
+def bench(
+    request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path, profiles: bool = False
+) -> dict[str, Any]:
     """Measure what is not measured yet in `out`, and return all that is, as results.json has it.
 
-    Under torchrun, its ranks are the only number of ranks, and the first one's results are whole. Raises ValueError for
-    what cannot be measured here, RankError where a rank fails.
+    With `profiles`, also trace a prefill of the smallest batch on the most ranks, and draw it. Under torchrun,
+    its ranks are the only number of ranks, and the first one's results are whole. Raises ValueError for what cannot be
+    measured here, RankError where a rank fails.
     """
     check_link(request)
     if torchrun.is_joined():
@@ -45,9 +49,13 @@ def bench(request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int]
     measured = Measured(out, request)
     for tp in tp_sizes:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
-        if missing:
-            _measure(_sweep(request, model, rivals, tp), missing, measured)
+        profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
+        if missing or profile:
+            _measure(_sweep(request, model, rivals, tp, profile), missing, measured)
             measured = Measured(out, request)
+        if profile and torchrun.is_first_rank():
+            names = [rival.name for rival in rivals]
+            profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")
     header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": environment(request.device)}
     return to_json(request, model.shape.num_hidden_layers, measured.cells, header)
 
@@ -94,11 +102,13 @@ def _cut(shape: LlamaShape, layers: int | None) -> LlamaShape:
     return replace(shape, num_hidden_layers=layers)
 
 
-def _sweep(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int) -> Sweep:
+def _sweep(
+    request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profile: Profile | None
+) -> Sweep:
     """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
     rivals = [rival for rival in rivals if tp > 1 or rival.name != NONE]
     tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
-    return Sweep(request, model.config, rivals, tp, tp_shards, model.folder)
+    return Sweep(request, model.config, rivals, tp, tp_shards, model.folder, profile)
 
 
 def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:

@@ -21,6 +21,7 @@ from .contenders import NONE, STANDARD, STOCK, Contender
 from .continuous import Batches
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
+from .profiling import Profile
 from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
 from .results import Cell, Measured
 from .runs import DECODE, PREFILL, Steps
@@ -45,6 +46,7 @@ class Sweep:
     tp: int
     tp_shards: int
     weights: Path | None
+    profile: Profile | None = None
 
 
 @torch.no_grad()
@@ -62,6 +64,10 @@ def measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
         cell = _measure_batch(models, batch, sweep, all_reduces)
         if distributed.get_rank() == 0:
             measured.add(cell)
+    if sweep.profile is not None:
+        slowest = list(groups)[-1]
+        on_link = {name: model for (link, name), model in models.items() if link == slowest}
+        sweep.profile.trace(on_link, prompt(on_link[STOCK], sweep.profile.batch, sweep.request.prompt))
 
 
 def _measure_batch(models: Models, batch: int, sweep: Sweep, all_reduces: Sequence[dict[str, Any]]) -> Cell:
