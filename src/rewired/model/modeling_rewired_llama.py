@@ -6,7 +6,6 @@ sees and a write reduces; no wiring has a layer class of its own.
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -122,8 +121,7 @@ def _on_shards(
 def _peek_gain(config: RewiredLlamaConfig, wiring: ModuleWiring) -> PeekGain | None:
     if not wiring.reads_shards:
         return None
-    initial = math.sqrt(config.tp_shards) if wiring.region.initial_gain == "sqrt_shards" else 1.0
-    return PeekGain(config.tp_shards, config.hidden_size, initial)
+    return PeekGain(config.tp_shards, config.hidden_size, wiring.initial_gain(config.tp_shards))
 
 
 class RewiredLlamaPreTrainedModel(LlamaPreTrainedModel):
@@ -136,6 +134,14 @@ class RewiredLlamaPreTrainedModel(LlamaPreTrainedModel):
         "hidden_states": OutputRecorder(RewiredLlamaDecoderLayer, index=slice(None)),  # type: ignore[arg-type]
         "attentions": LlamaAttention,
     }
+
+    @classmethod
+    def is_backend_compatible(cls) -> bool:
+        """Raise ValueError: an engine that splits this model by transformers' plan alone would lose its wiring."""
+        raise ValueError(
+            "A rewired model cannot be served through an engine's Transformers backend, which does not know its "
+            "all-reduces: for vLLM, pip install 'rewired[vllm]' brings a plugin that does."
+        )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

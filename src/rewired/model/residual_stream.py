@@ -70,7 +70,10 @@ class ResidualStream(NamedTuple):
             output = output + (folded if wiring.gives_partials else folded.sum(0))
             local = None
         own = output.sum(0) if wiring.gives_partials else output
-        settled, in_flight = land_and_launch(self.settled, self.in_flight, own, shards.group, wiring.overlapped)
+        if shards.sum_at_once and not wiring.overlapped:
+            settled, in_flight = self._land(shards, after=own).settled, shards.sum_at_once(own)
+        else:
+            settled, in_flight = land_and_launch(self.settled, self.in_flight, own, shards.group, wiring.overlapped)
         return ResidualStream(settled, in_flight, output if wiring.keeps_payload else None, local)
 
     def total(self, shards: Shards) -> torch.Tensor:

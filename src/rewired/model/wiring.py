@@ -128,6 +128,10 @@ class ModuleWiring:
         """Whether the model's function depends on the number of shards here."""
         return self.reads_shards or self.merge == "mean"
 
+    def initial_gain(self, shards: int) -> float:
+        """What a peek is multiplied with before any training."""
+        return math.sqrt(shards) if self.region.initial_gain == "sqrt_shards" else 1.0
+
 
 def _resolve(regions: Iterable[Region], num_layers: int, hidden_size: int) -> list[ModuleWiring]:
     """One `ModuleWiring` a module, in the order in which the model runs them."""

@@ -1,0 +1,128 @@
+"""A rewired Llama on vLLM's own modules: its attention, kernels, cache and weight loading; our residual stream.
+
+vLLM passes an update and the stream that it belongs to from layer to layer, so that a fused kernel adds and normalises
+them. A module that waits for a whole update reads through that kernel, as in vLLM's own Llama; every other read is the
+residual stream's. Activations are [T, H], the tokens of a batch in a row, and a rank holds one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group, tensor_model_parallel_all_reduce
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
+from vllm.model_executor.models.utils import extract_layer_index
+
+from rewired.model.graph_collectives import own
+from rewired.model.residual_stream import PeekGain, ResidualStream
+from rewired.model.sharding import Shards
+from rewired.model.wiring import ModuleWiring
+
+from .checks import ends_dense
+
+
+class RewiredLlamaForCausalLM(LlamaForCausalLM):
+    """vLLM's Llama with rewired layers."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=RewiredLlamaDecoderLayer)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """The names of what is loaded. Gains that a checkpoint does not hold are at their initial value."""
+        gains = {name for name, _ in self.named_parameters() if name.endswith("_gain.weight")}
+        return super().load_weights(weights) | gains
+
+
+class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
+    """Read, norm, module, write; twice."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
+        super().__init__(vllm_config, prefix, config)
+        config = vllm_config.model_config.hf_config
+        self.attn_wiring, self.mlp_wiring = config.resolved_wiring.layers[extract_layer_index(prefix)]
+        self.input_gain = _peek_gain(config, self.attn_wiring)
+        self.post_attention_gain = _peek_gain(config, self.mlp_wiring)
+        self.shards = _shards()
+        for projection in (self.self_attn.o_proj, self.mlp.down_proj):
+            projection.reduce_results = False  # the stream reduces
+            projection.skip_bias_add = self.shards.ranks > 1
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None
+    ) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
+        stream = _received(hidden_states, residual)
+
+        view, stream = self._read(stream, self.attn_wiring, self.input_gain, self.input_layernorm)  # [T, H]
+        output = self.self_attn(positions=positions, hidden_states=view)
+        stream = self._write(stream, output, self.self_attn.o_proj, self.attn_wiring)
+
+        view, stream = self._read(stream, self.mlp_wiring, self.post_attention_gain, self.post_attention_layernorm)
+        output = self.mlp(view)
+        stream = self._write(stream, output, self.mlp.down_proj, self.mlp_wiring)
+
+        return _passed_on(stream, self.mlp_wiring)
+
+    def _read(
+        self, stream: ResidualStream, wiring: ModuleWiring, gain: PeekGain | None, norm: Any
+    ) -> tuple[torch.Tensor, ResidualStream]:
+        """The normalised view of a module, [T, H], and the stream after the read."""
+        update = stream.in_flight
+        if wiring.wait and not wiring.reads_shards and update is not None and update.shape == stream.settled.shape:
+            view, settled = norm(update, stream.settled)
+            return view, ResidualStream(settled, local=stream.local)
+        view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [1, 1, T, H] where shards differ
+        return norm(view.flatten(0, -2)), stream
+
+    def _write(
+        self, stream: ResidualStream, output: torch.Tensor, projection: Any, wiring: ModuleWiring
+    ) -> ResidualStream:
+        if wiring.is_rewired or wiring.overlapped:
+            output = own(output)
+        if projection.skip_bias_add and projection.bias is not None:
+            output = output + projection.bias / self.shards.ranks
+        return stream.write(output[None] if wiring.gives_partials else output, wiring, self.shards)
+
+
+def _received(hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None) -> ResidualStream:
+    """What vLLM passes from layer to layer, as a stream: at first the embedding alone."""
+    if residual is None:
+        return ResidualStream(hidden_states)
+    if isinstance(residual, ResidualStream):
+        return residual
+    return ResidualStream(residual, in_flight=hidden_states)
+
+
+def _passed_on(stream: ResidualStream, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
+    """A stream as vLLM passes it on; `wiring` is that of the module that wrote it last.
+
+    A whole update that whoever comes next waits for, be it a layer, another pipeline stage or the last norm, goes the
+    way of vLLM's own.
+    """
+    if ends_dense(wiring):
+        assert stream.in_flight is not None
+        return stream.in_flight, stream.settled
+    return stream.settled, stream
+
+
+def _shards() -> Shards:
+    group = get_tp_group()
+    if group.world_size == 1:
+        return Shards(1, 1)
+    return Shards(group.world_size, 1, group.device_group.group_name, tensor_model_parallel_all_reduce)
+
+
+def _peek_gain(config: Any, wiring: ModuleWiring) -> PeekGain | None:
+    """This rank's row of a gain, [1, H]."""
+    if not wiring.reads_shards:
+        return None
+    gain = PeekGain(1, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    gain.weight.weight_loader = _load_row_of_rank
+    return gain
+
+
+def _load_row_of_rank(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+    parameter.data.copy_(loaded[get_tp_group().rank_in_group : get_tp_group().rank_in_group + 1])

@@ -1,0 +1,60 @@
+"""What vLLM cannot be asked of a rewired model is refused in a sentence. Without vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rewired.serve.vllm.checks import check_shards, check_stages, is_tested
+from tests.rewired.tiny import WIRINGS, rewired_config
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"), [("0.32.0", True), ("0.32.1+cpu", True), ("0.33.0", False), ("1.0", False)]
+)
+def test_only_tested_versions_are_served(version: str, tested: bool) -> None:
+    assert is_tested(version) == tested
+
+
+def test_a_rank_holds_one_shard_where_the_function_depends_on_shards() -> None:
+    config = rewired_config(WIRINGS["desync-2x"], tp_shards=4)
+    check_shards(config, 4)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size is 2 and must be 4: .* its 4 logical shards"):
+        check_shards(config, 2)
+
+
+@pytest.mark.parametrize("name", ["standard", "parallel", "ladder"])
+def test_other_wirings_run_on_any_number_of_ranks(name: str) -> None:
+    check_shards(rewired_config(WIRINGS[name], tp_shards=4), 2)
+
+
+LADDER_IN_THE_MIDDLE = [{"layers": "2-4", "preset": "ladder"}]  # of six layers
+
+
+@pytest.mark.parametrize(
+    ("wiring", "layer"),
+    [
+        (LADDER_IN_THE_MIDDLE, 1),
+        (LADDER_IN_THE_MIDDLE, 4),
+        (LADDER_IN_THE_MIDDLE, 5),
+        (WIRINGS["parallel"], 2),
+        ([{"layers": "0-6", "preset": "desync", "every": 4}], 2),
+    ],
+)
+def test_a_stage_may_begin_where_the_stream_is_that_of_a_dense_model(wiring: Any, layer: int) -> None:
+    check_stages(rewired_config(wiring, tp_shards=4), [layer])
+
+
+@pytest.mark.parametrize(
+    ("wiring", "layer"),
+    [
+        (LADDER_IN_THE_MIDDLE, 2),  # the first ladder layer reads the stream without the update before it
+        (LADDER_IN_THE_MIDDLE, 3),
+        ([{"layers": "0-6", "preset": "desync", "every": 4}], 1),
+        (WIRINGS["partial"], 3),
+    ],
+)
+def test_a_stage_may_not_begin_with_something_local_or_in_flight(wiring: Any, layer: int) -> None:
+    with pytest.raises(ValueError, match=f"would begin with layer {layer}, where layer {layer - 1} has left something"):
+        check_stages(rewired_config(wiring, tp_shards=4), [layer])

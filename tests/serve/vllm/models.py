@@ -1,0 +1,65 @@
+"""Tiny rewired checkpoints that vLLM's attention on a CPU takes, and the tokens that transformers continues with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.rewired.tiny import rewired_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,  # of 32 channels, the fewest there are kernels for
+    "num_key_value_heads": 2,
+    "initializer_range": 0.15,
+}
+
+# one wiring of every kind, for four layers
+WIRINGS: dict[str, list[dict[str, Any]]] = {
+    "standard": [],
+    "parallel": [{"layers": "0-4", "preset": "parallel"}],
+    "parallel-overlap": [{"layers": "1-3", "preset": "parallel", "overlap": True}],
+    "ladder": [{"layers": "0-4", "preset": "ladder"}],
+    "ladder-in-the-middle": [{"layers": "1-3", "preset": "ladder"}],
+    "ladder-peek": [{"layers": "0-4", "preset": "ladder", "peek": True}],
+    "desync-2x": [{"layers": "0-4", "preset": "desync"}],
+    "desync-3x-overlap": [{"layers": "0-4", "preset": "desync", "every": 3, "overlap": True}],
+    "desync-4x-mean": [{"layers": "0-4", "preset": "desync", "every": 4, "merge": "mean"}],
+    "partial": [{"layers": "0-4", "preset": "partial", "shared_fraction": 0.4}],
+    "partial-without-peek": [{"layers": "0-3", "preset": "partial", "shared_fraction": 0.5, "peek": False}],
+    "mixed": [
+        {"layers": "0-1:attn", "preset": "ladder", "peek": True},
+        {"layers": "0-1:mlp,2-3", "preset": "partial", "shared_fraction": 0.5},
+        {"layers": "3-4", "preset": "parallel", "overlap": True},
+    ],
+}
+
+# of unequal lengths, so that a batch holds prompts and single tokens side by side
+PROMPTS = [[5, 9, 33, 17], list(range(2, 31)), [40]]
+NEW_TOKENS = 24
+
+
+def save(folder: Path, wiring: list[dict[str, Any]], tp_shards: int, **changes: Any) -> Path:
+    """A checkpoint with random gains, norm weights and biases, none of which can be forgotten."""
+    torch.manual_seed(0)
+    model = rewired_model(wiring, tp_shards, **(SIZES | changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(1, 0.2)
+    model.to(changes.get("dtype", torch.float32)).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def greedy(folder: Path) -> list[list[int]]:
+    """What transformers continues each of PROMPTS with."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in PROMPTS]

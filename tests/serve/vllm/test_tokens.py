@@ -1,0 +1,48 @@
+"""vLLM continues with the tokens that transformers continues with: every wiring, eager and compiled, on 1 and 2 ranks.
+
+Batches hold prompts of unequal lengths. `tests/serve/vllm` runs in an environment with vLLM: `make test-vllm`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from .engine import run
+from .models import NEW_TOKENS, PROMPTS, WIRINGS, greedy, save
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def ranks(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: save(folder / name, wiring, tp_shards=ranks) for name, wiring in WIRINGS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints: dict[str, Path]) -> dict[str, Any]:
+    return {name: greedy(folder) for name, folder in checkpoints.items()}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["eager", "compiled"])
+def generated(
+    request: pytest.FixtureRequest, ranks: int, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    options = {"prompts": PROMPTS, "new_tokens": NEW_TOKENS, "enforce_eager": request.param}
+    jobs = [{"model": str(folder), **options} for folder in checkpoints.values()]
+    return dict(zip(checkpoints, run(jobs, tmp_path_factory.mktemp("engine"), ranks), strict=True))
+
+
+@pytest.mark.parametrize("name", WIRINGS)
+def test_the_same_tokens(name: str, generated: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert generated[name] == expected[name]
