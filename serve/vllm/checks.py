@@ -9,9 +9,20 @@ from rewired.model.wiring import ModuleWiring
 TESTED = "0.32"  # vLLM promises models no stable interface
 
 
+SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix")  # speculative decoding that reads tokens only
+
+
 def is_tested(version: str) -> bool:
     """Whether the plugin was tested with a vLLM of this version."""
     return version.split(".")[:2] == TESTED.split(".")
+
+
+def overlaps(config: Any) -> bool:
+    """Whether all-reduces hide behind the next module where the wiring lets them: a switch to compare speeds with.
+
+    `hf_overrides={"overlap": False}` turns it off; what the model computes stays the same.
+    """
+    return bool(getattr(config, "overlap", True))
 
 
 def check_shards(config: Any, ranks: int) -> None:
@@ -35,6 +46,23 @@ def check_stages(config: Any, first_layers: list[int]) -> None:
                 "in flight that does not pass from stage to stage: cut elsewhere, with VLLM_PP_LAYER_PARTITION, or use "
                 "--tensor-parallel-size alone."
             )
+
+
+def check_features(config: Any, *, drafts: str | None, quantization: str | None, **switches: bool) -> None:
+    """Raise ValueError for what would make another model of a rewired one, or was never tried with one.
+
+    `drafts` is the method of speculative decoding, None without; `switches` are those of vLLM's that are on.
+    """
+    if drafts not in (None, *SAFE_DRAFTS):
+        raise ValueError(
+            f"Speculative decoding by '{drafts}' reads hidden states between layers, which a rewired model does not "
+            f"have: use a draft model of its own, or one of {', '.join(SAFE_DRAFTS[1:])}."
+        )
+    if quantization is not None:
+        raise ValueError(f"Rewired models are not served quantised yet: leave out {quantization}.")
+    for switch, is_on in switches.items():
+        if is_on and config.resolved_wiring.rewired_layers:
+            raise ValueError(f"{switch} splits sums that a rewired model needs rank by rank: leave it out.")
 
 
 def ends_dense(wiring: ModuleWiring) -> bool:

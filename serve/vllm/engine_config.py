@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.platforms import current_platform
 
-from .checks import check_shards, check_stages
+from .checks import check_features, check_shards, check_stages, overlaps
 
 
 class RewiredEngineConfig(VerifyAndUpdateConfig):
@@ -20,3 +22,19 @@ class RewiredEngineConfig(VerifyAndUpdateConfig):
         check_shards(config, parallel.tensor_parallel_size)
         stages = parallel.pipeline_parallel_size
         check_stages(config, [get_pp_indices(config.num_hidden_layers, i, stages)[0] for i in range(1, stages)])
+        check_features(
+            config,
+            drafts=vllm_config.speculative_config and vllm_config.speculative_config.method,
+            quantization=vllm_config.model_config.quantization,
+            enable_sp=bool(vllm_config.compilation_config.pass_config.enable_sp),
+            fully_sharded_loras=bool(vllm_config.lora_config and vllm_config.lora_config.fully_sharded_loras),
+        )
+        if overlaps(config) and any(module.overlapped for module in config.resolved_wiring.modules):
+            _keep_reductions_in_one_graph(vllm_config.compilation_config)
+
+
+def _keep_reductions_in_one_graph(compilation: Any) -> None:
+    """Reductions are in flight across attention, where vLLM cuts a piecewise CUDA graph. Never run on a GPU."""
+    mode = compilation.cudagraph_mode
+    if current_platform.is_cuda_alike() and (mode is None or mode.has_piecewise_cudagraphs()):
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rewired.serve.vllm.checks import check_shards, check_stages, is_tested
+from rewired.serve.vllm.checks import check_features, check_shards, check_stages, is_tested, overlaps
 from tests.rewired.tiny import WIRINGS, rewired_config
 
 
@@ -58,3 +58,31 @@ def test_a_stage_may_begin_where_the_stream_is_that_of_a_dense_model(wiring: Any
 def test_a_stage_may_not_begin_with_something_local_or_in_flight(wiring: Any, layer: int) -> None:
     with pytest.raises(ValueError, match=f"would begin with layer {layer}, where layer {layer - 1} has left something"):
         check_stages(rewired_config(wiring, tp_shards=4), [layer])
+
+
+LADDER = rewired_config(WIRINGS["ladder"])
+
+
+def test_features_that_only_see_tokens_or_kernels_are_taken() -> None:
+    check_features(LADDER, drafts=None, quantization=None, enable_sp=False)
+    check_features(LADDER, drafts="draft_model", quantization=None)
+    check_features(rewired_config([]), drafts="ngram", quantization=None, enable_sp=True)
+
+
+@pytest.mark.parametrize(
+    ("features", "sentence"),
+    [
+        ({"drafts": "eagle3"}, "Speculative decoding by 'eagle3' reads hidden states between layers"),
+        ({"quantization": "fp8"}, "Rewired models are not served quantised yet: leave out fp8"),
+        ({"enable_sp": True}, "enable_sp splits sums that a rewired model needs rank by rank"),
+        ({"fully_sharded_loras": True}, "fully_sharded_loras splits sums"),
+    ],
+)
+def test_other_features_are_refused(features: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check_features(LADDER, **({"drafts": None, "quantization": None} | features))
+
+
+def test_overlap_is_on_unless_the_config_turns_it_off() -> None:
+    assert overlaps(LADDER)
+    assert not overlaps(rewired_config(WIRINGS["ladder"], overlap=False))

@@ -14,6 +14,7 @@ parallelism the shard axis holds this rank's shards, and the reductions run over
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -52,11 +53,17 @@ class ResidualStream(NamedTuple):
         """The stream after a module has read it: a reduction that it waited for has landed."""
         return self._land(shards) if wiring.wait else self
 
-    def write(self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
+    def write(
+        self,
+        output: torch.Tensor,
+        wiring: ModuleWiring,
+        shards: Shards,
+        sum_at_once: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> ResidualStream:
         """Land the reduction in flight, then reduce `output` as the wiring says, or keep it local.
 
         `output` holds the shards' partial sums, [r, B, T, H], where the wiring `gives_partials`; else their sum,
-        [B, T, H].
+        [B, T, H]. `sum_at_once` is an engine's own all-reduce, for where nothing hides one.
         """
         local = self.local
         if wiring.reduce == "none":
@@ -70,8 +77,8 @@ class ResidualStream(NamedTuple):
             output = output + (folded if wiring.gives_partials else folded.sum(0))
             local = None
         own = output.sum(0) if wiring.gives_partials else output
-        if shards.sum_at_once and not wiring.overlapped:
-            settled, in_flight = self._land(shards, after=own).settled, shards.sum_at_once(own)
+        if sum_at_once:
+            settled, in_flight = self._land(shards, after=own).settled, sum_at_once(own)
         else:
             settled, in_flight = land_and_launch(self.settled, self.in_flight, own, shards.group, wiring.overlapped)
         return ResidualStream(settled, in_flight, output if wiring.keeps_payload else None, local)

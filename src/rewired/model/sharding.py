@@ -8,7 +8,7 @@ same code on those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ class Shards:
     total: int
     held: int
     group: str | None = None  # name of the process group of the ranks that hold all of them; None in one process
-    sum_at_once: Callable[[torch.Tensor], torch.Tensor] | None = None  # an engine's own sum, where nothing hides it
 
     @property
     def ranks(self) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,67 +39,118 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(jobs: list[dict[str, Any]], folder: Path, ranks: int = 1, timeout: float = 900, **variables: str) -> list[Any]:
-    """The tokens of each job, or its error as a string. A job is `model`, `prompts`, `new_tokens` and LLM's options."""
+    """The tokens of each job, or its error as a string.
+
+    A job is `model`, `prompts`, `new_tokens` and LLM's options; with `adapter`, a LoRA's folder; or with
+    `record_events`, whose answer is what the model does, in order (see `events`).
+    """
     folder.mkdir(exist_ok=True)
     paths = [folder / "jobs.json", folder / "answers.json"]
     paths[0].write_text(json.dumps(jobs))
-    python = [sys.executable] if ranks == 1 else ["torchrun", f"--nproc-per-node={ranks}", "--standalone"]
-    output = (folder / "log.txt").open("w")
-    process = subprocess.Popen(
-        [*python, __file__, *paths],
-        env=environment(folder) | variables,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes: list[subprocess.Popen[bytes]] = []
+    with (folder / "log.txt").open("w") as log:
+        for rank in map(str, range(ranks)):
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, *paths],
+                    env=environment(folder) | variables | group | {"RANK": rank, "LOCAL_RANK": rank},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=processes[0].pid if processes else 0,
+                )
+            )
     try:
-        process.wait(timeout)
+        for process in processes:
+            process.wait(timeout)
     finally:
-        end(process)
-        for left in Path("/dev/shm").glob(
-            "-tp:*cpushm*"
-        ):  # by ranks that were killed: the next ones would trip over it
-            left.unlink()
+        end(processes)
     assert paths[1].exists(), (folder / "log.txt").read_text()[-4000:]
     answers: list[Any] = json.loads(paths[1].read_text())
     return answers
 
 
-def end(process: subprocess.Popen[Any]) -> None:
-    """End a process and all that it has started."""
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End processes of one group and all that they have started."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(processes[0].pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+    for left in Path("/dev/shm").glob("-tp:*cpushm*"):  # of ranks that were killed, for the next ones to trip over
+        left.unlink()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def main(jobs: Path, answers: Path) -> None:
-    from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     results: list[Any] = []
-    engines = []  # those of several ranks share their process groups, and end together
+    engines: list[Any] = []  # those of several ranks share their process groups, and end together
     for job in json.loads(jobs.read_text()):
-        model, prompts, new_tokens = job.pop("model"), job.pop("prompts"), job.pop("new_tokens")
-        options = SMALL | {"skip_tokenizer_init": True, "disable_log_stats": True, "tensor_parallel_size": ranks} | job
-        if ranks > 1:
-            options["distributed_executor_backend"] = "external_launcher"
         try:
-            engine = LLM(model, seed=0, **options)
-            sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-            outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-            results.append([list(output.outputs[0].token_ids) for output in outputs])
+            results.append(answer(engines, **job))
         except Exception as error:
             results.append(f"{type(error).__name__}: {error}")
-            continue
-        if ranks == 1:
-            engine.llm_engine.engine_core.shutdown()
-        else:
-            engines.append(engine)
-    if os.environ.get("RANK", "0") == "0":
+        if os.environ["WORLD_SIZE"] == "1" and engines:
+            engines.pop().llm_engine.engine_core.shutdown()
+    if os.environ["RANK"] == "0":
         answers.write_text(json.dumps(results))
     engines.clear()
     cleanup_dist_env_and_memory()
+
+
+def answer(
+    engines: list[Any],
+    model: str,
+    prompts: list[list[int]],
+    new_tokens: int = 24,
+    adapter: str | None = None,
+    record_events: bool = False,
+    **options: Any,
+) -> Any:
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    defaults = SMALL | {"skip_tokenizer_init": True, "disable_log_stats": True, "tensor_parallel_size": ranks}
+    if ranks > 1:
+        defaults["distributed_executor_backend"] = "external_launcher"
+    engine = LLM(model, seed=0, **(defaults | options))
+    engines.append(engine)
+    sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+    lora = LoRARequest("adapter", 1, adapter) if adapter else None
+
+    def generate() -> list[list[int]]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = engine.generate(inputs, sampling, use_tqdm=False, lora_request=lora)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    tokens = generate()
+    return events(generate) if record_events else tokens
+
+
+# one letter an operation: a matrix product, an all-reduce at once, one that is started, one that is waited for
+LETTERS = {
+    "_C::onednn_mm": "m",
+    "_C::shm_allreduce": "r",
+    "_c10d_functional::all_reduce": "s",
+    "_c10d_functional::wait_tensor": "w",
+}
+
+
+def events(run: Callable[[], Any]) -> str:
+    """The operations of LETTERS that `run` executes, in their order."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        run()
+    found = [event for event in record.events() if event.name in LETTERS]
+    return "".join(LETTERS[event.name] for event in sorted(found, key=lambda event: event.time_range.start))
 
 
 if __name__ == "__main__":
