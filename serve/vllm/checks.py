@@ -48,10 +48,10 @@ def check_stages(config: Any, first_layers: list[int]) -> None:
             )
 
 
-def check_features(config: Any, *, drafts: str | None, quantization: str | None, **switches: bool) -> None:
+def check_features(config: Any, drafts: str | None, quantization: str | None, fully_sharded_loras: bool) -> None:
     """Raise ValueError for what would make another model of a rewired one, or was never tried with one.
 
-    `drafts` is the method of speculative decoding, None without; `switches` are those of vLLM's that are on.
+    `drafts` is the method of speculative decoding, None without.
     """
     if drafts not in (None, *SAFE_DRAFTS):
         raise ValueError(
@@ -60,9 +60,11 @@ def check_features(config: Any, *, drafts: str | None, quantization: str | None,
         )
     if quantization is not None:
         raise ValueError(f"Rewired models are not served quantised yet: leave out {quantization}.")
-    for switch, is_on in switches.items():
-        if is_on and config.resolved_wiring.rewired_layers:
-            raise ValueError(f"{switch} splits sums that a rewired model needs rank by rank: leave it out.")
+    if fully_sharded_loras and config.depends_on_shards:
+        raise ValueError(
+            "Fully sharded LoRA adapters give other partial sums than the ranks' own, and what this model computes "
+            "depends on those: leave out --fully-sharded-loras."
+        )
 
 
 def ends_dense(wiring: ModuleWiring) -> bool:

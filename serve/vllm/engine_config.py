@@ -26,7 +26,6 @@ class RewiredEngineConfig(VerifyAndUpdateConfig):
             config,
             drafts=vllm_config.speculative_config and vllm_config.speculative_config.method,
             quantization=vllm_config.model_config.quantization,
-            enable_sp=bool(vllm_config.compilation_config.pass_config.enable_sp),
             fully_sharded_loras=bool(vllm_config.lora_config and vllm_config.lora_config.fully_sharded_loras),
         )
         if overlaps(config) and any(module.overlapped for module in config.resolved_wiring.modules):

@@ -61,12 +61,13 @@ def test_a_stage_may_not_begin_with_something_local_or_in_flight(wiring: Any, la
 
 
 LADDER = rewired_config(WIRINGS["ladder"])
+PEEK = rewired_config(WIRINGS["ladder-peek"])
+NOTHING: dict[str, Any] = {"drafts": None, "quantization": None, "fully_sharded_loras": False}
 
 
-def test_features_that_only_see_tokens_or_kernels_are_taken() -> None:
-    check_features(LADDER, drafts=None, quantization=None, enable_sp=False)
-    check_features(LADDER, drafts="draft_model", quantization=None)
-    check_features(rewired_config([]), drafts="ngram", quantization=None, enable_sp=True)
+@pytest.mark.parametrize("features", [{}, {"drafts": "draft_model"}, {"drafts": "ngram", "fully_sharded_loras": True}])
+def test_features_that_change_nothing_are_taken(features: dict[str, Any]) -> None:
+    check_features(LADDER, **(NOTHING | features))
 
 
 @pytest.mark.parametrize(
@@ -74,13 +75,12 @@ def test_features_that_only_see_tokens_or_kernels_are_taken() -> None:
     [
         ({"drafts": "eagle3"}, "Speculative decoding by 'eagle3' reads hidden states between layers"),
         ({"quantization": "fp8"}, "Rewired models are not served quantised yet: leave out fp8"),
-        ({"enable_sp": True}, "enable_sp splits sums that a rewired model needs rank by rank"),
-        ({"fully_sharded_loras": True}, "fully_sharded_loras splits sums"),
+        ({"fully_sharded_loras": True}, "Fully sharded LoRA adapters give other partial sums than the ranks' own"),
     ],
 )
 def test_other_features_are_refused(features: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        check_features(LADDER, **({"drafts": None, "quantization": None} | features))
+        check_features(PEEK, **(NOTHING | features))
 
 
 def test_overlap_is_on_unless_the_config_turns_it_off() -> None:

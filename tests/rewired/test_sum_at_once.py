@@ -1,0 +1,55 @@
+"""An engine's own all-reduce, where nothing hides one: the same stream, and only those sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from rewired.model.residual_stream import PeekGain, ResidualStream
+from rewired.model.sharding import Shards
+from rewired.ranks import run_on_ranks
+
+from .test_against_reference import assert_close
+from .tiny import WIRINGS, rewired_config
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def test_the_same_stream_with_an_engine_s_all_reduce() -> None:
+    for rank in run_on_ranks(totals_and_sums, 2):
+        assert set(rank) == set(WIRINGS)
+        for name, (total, total_at_once, sums) in rank.items():
+            assert_close(torch.from_numpy(total_at_once), torch.from_numpy(total), name)
+            assert sums == rewired_config(WIRINGS[name], tp_shards=2).resolved_wiring.exposed
+
+
+def totals_and_sums() -> dict[str, Any]:
+    """For each wiring: the total of random outputs without an engine's sum, with it, and how often it was asked."""
+    return {
+        name: (total(name, [], at_once=False), total(name, sums := [], at_once=True), len(sums)) for name in WIRINGS
+    }
+
+
+@torch.no_grad()
+def total(name: str, sums: list[torch.Tensor], at_once: bool) -> Any:
+    config = rewired_config(WIRINGS[name], tp_shards=2)
+    assert distributed.group.WORLD is not None
+    shards = Shards(2, 1, distributed.group.WORLD.group_name)
+    generator = torch.Generator().manual_seed(distributed.get_rank())
+
+    def sum_at_once(output: torch.Tensor) -> torch.Tensor:
+        sums.append(output)
+        distributed.all_reduce(output)  # in place, as vLLM's is on a CPU
+        return output
+
+    stream = ResidualStream(torch.ones(1, 3, config.hidden_size))
+    for wiring in config.resolved_wiring.modules:
+        view, stream = stream.read(wiring, PeekGain(1, config.hidden_size, 1.5), shards)
+        weight = torch.randn(config.hidden_size, config.hidden_size, generator=generator) / config.hidden_size
+        output = view.reshape(1, 3, config.hidden_size).tanh() @ weight
+        output = output[None] if wiring.gives_partials else output
+        stream = stream.write(output, wiring, shards, sum_at_once if at_once and wiring.is_exposed else None)
+    return stream.total(shards).numpy()
