@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .traffic import WAITING, LayerTable
+from .traffic import LayerTable
 
 _QUOTES = "'\""
 
@@ -37,7 +37,7 @@ def model_card(
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
         dense=_row("all", "dense original", vars(table.dense)),
-        waiting=WAITING,
+        remarks=table.remarks,
         notes="\n".join(f"- {note}" for note in notes),
         tp_shards=table.tp_shards,
         command=command,
@@ -140,7 +140,7 @@ _CARD = """---
 {total}
 {dense}
 
-{waiting}
+{remarks}
 
 {notes}
 

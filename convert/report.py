@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rewired.quantities import count
 
-from .traffic import WAITING, LayerTable, Traffic
+from .traffic import LayerTable, Traffic
 
 if TYPE_CHECKING:
     from rewired.refit.fitting import Errors, Fit
@@ -35,7 +35,7 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
     grid.add_row("all", "before: dense", *_cells(table.dense), style="dim")
     grid.add_row("all", "now", *_cells(table.total), style="bold")
     console.print(grid)
-    console.print(WAITING, soft_wrap=True)
+    console.print(table.remarks, soft_wrap=True)
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)
 

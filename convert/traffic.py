@@ -8,8 +8,12 @@ from typing import Any
 
 from rewired.model.wiring import ModuleWiring, Wiring
 
-WAITING = (  # below every table of traffic
+_WAITING = (
     "The model waits for an all-reduce only where the next module needs its result; else it computes on meanwhile."
+)
+_PAYLOADS = (
+    "Payloads save these bytes on {0} ranks. A rank that holds several of the {0} shards sends the part of each: the "
+    "model computes the same, and fewer bytes are saved, or none."
 )
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -18,7 +22,8 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Traffic:
     """All-reduces per token. `exposed` ones are waited for at once; the others hide behind compute.
 
-    `bytes_sent` is what each of r ranks sends in a ring all-reduce: 2 * (r - 1) / r of the payload.
+    `bytes_sent` is what each of r ranks sends in a ring all-reduce: 2 * (r - 1) / r of the payload; as many
+    where a payload is packed.
     """
 
     all_reduces: int
@@ -28,7 +33,7 @@ class Traffic:
     @classmethod
     def of(cls, modules: Iterable[ModuleWiring], tp_shards: int, item_bytes: int) -> Traffic:
         launching = [module for module in modules if module.launches]
-        payload = sum(module.shared_channels for module in launching) * item_bytes
+        payload = sum(module.payload_bytes(item_bytes) for module in launching)
         return cls(
             all_reduces=len(launching),
             exposed=sum(module.is_exposed for module in launching),
@@ -44,6 +49,7 @@ class LayerTable:
     total: Traffic
     dense: Traffic
     tp_shards: int
+    has_payloads: bool
 
     @classmethod
     def of(cls, wiring: Wiring, tp_shards: int, dtype: str) -> LayerTable:
@@ -55,7 +61,13 @@ class LayerTable:
             for region in wiring.regions
         ]
         dense = Wiring.dense(wiring.num_layers, wiring.hidden_size)
-        return cls(rows, traffic(wiring.modules), traffic(dense.modules), tp_shards)
+        has_payloads = any(module.sections for module in wiring.modules)
+        return cls(rows, traffic(wiring.modules), traffic(dense.modules), tp_shards, has_payloads)
+
+    @property
+    def remarks(self) -> str:
+        """What to say below the table."""
+        return f"{_WAITING} {_PAYLOADS.format(self.tp_shards)}" if self.has_payloads else _WAITING
 
     def to_json(self) -> dict[str, Any]:
         return {

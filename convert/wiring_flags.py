@@ -55,7 +55,7 @@ def _owners() -> Iterator[tuple[Option, list[str]]]:
     for option in options.values():
         yield option, [name for name, preset in PRESETS.items() if option in preset.options]
     for option in MODIFIERS:
-        yield option, [name for name in PRESETS if name != STANDARD]
+        yield option, [name for name in PRESETS if name != STANDARD or option.is_for_dense]
 
 
 def _parameters() -> Iterator[inspect.Parameter]:

@@ -34,6 +34,15 @@ def check_shards(config: Any, ranks: int) -> None:
         )
 
 
+def check_payloads(config: Any) -> None:
+    """Raise ValueError where reductions are sent quantised: vLLM's kernels would read them before they have landed."""
+    if any(module.sections for module in config.resolved_wiring.modules):
+        raise ValueError(
+            "Rewired models whose reductions send a payload are not served by vLLM yet: take --payload out of the "
+            "conversion, or run the model by rewired generate."
+        )
+
+
 def check_stages(config: Any, first_layers: list[int]) -> None:
     """Raise ValueError where a pipeline stage would begin in the midst of something that is local or in flight.
 

@@ -33,6 +33,7 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     code = {"configuration_rewired_llama.py", "modeling_rewired_llama.py"}
     code |= {"collectives.py", "graph_collectives.py", "layer_ranges.py", "residual_stream.py", "sharding.py"}
     code |= {"tensor_parallel.py", "presets.py", "regions.py", "wiring.py"}
+    code |= {"payload.py", "quantisation.py", "quantised_reduction.py"}
     assert names == weights - {"modeling_evil.py"} | companions | code | {"config.json", "README.md"}
     for name in weights - {"modeling_evil.py"} | companions:
         assert (out / name).read_bytes() == (source / name).read_bytes()
@@ -148,6 +149,9 @@ OPTIONS = {
     "desync-2x-overlap-2-6": ["--desync-layers", "2-6", "--overlap"],
     "partial-0.5-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5"],
     "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
+    "standard-int8-0-6": ["--standard-layers", "0-", "--payload", "int8"],
+    "ladder-peek-int4-2-4": ["--ladder-layers", "2-4", "--peek", "--payload", "int4"],
+    "standard-8-0.1_4-0.9-0-6": ["--standard-layers", "0-", "--payload", "8:0.1,4:0.9"],
     "parallel-0-2-ladder-4-6": ["--parallel-layers", "0-2", "--ladder-layers", "4-6"],
 }
 
@@ -180,6 +184,42 @@ def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
     request = Request([{"layers": "0-", "preset": "partial", "shared_fraction": 0.5}])
     table = convert(source, request=request, dry_run=True).plan.table
     assert table.total.bytes_sent / table.dense.bytes_sent == pytest.approx((11 * 0.5 + 1) / 12)
+
+
+def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) -> None:
+    options = ["--standard-layers", "0-2", "--ladder-layers", "2-", "--payload", "int4"]
+    done = run("convert", "tiny-llama", "out", *options, cwd=source.parent)
+    assert done.returncode == 0, done.stderr
+    assert config_of(source.parent / "out")["wiring"] == [
+        {"layers": "0-2", "preset": "standard", "payload": "int4"},
+        {"layers": "2-6", "preset": "ladder", "payload": "int4"},
+    ]
+    note = "A rank that holds several of the 4 shards sends the part of each"
+    printed = run("rewired", "info", "out", cwd=source.parent).stdout
+    assert "standard + int4" in printed and note in " ".join(printed.split())
+    assert note in (source.parent / "out" / "README.md").read_text()
+    told = json.loads(run("rewired", "info", "out", "--json", cwd=source.parent).stdout)
+    assert told["per_token"]["bytes_sent"] == 12 * (64 // 2 + 2) * 3 // 2  # 32 channels fill half of a group
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--payload", "int8"], "--payload goes with the layers to rewire: name them"),
+        (
+            ["--ladder-layers", "2-4", "--payload", "int2"],
+            "'payload' of layers 2-4 is 'int2': it must be 'full'",
+        ),
+        (
+            ["--desync-layers", "2-4", "--payload", "8:0.5,0:0.5"],
+            "'desync' layers 2-4 reduce nothing after",
+        ),
+    ],
+)
+def test_other_payloads_are_refused(options: list[str], sentence: str, source: Path) -> None:
+    done = run("convert", "tiny-llama", *options, cwd=source.parent)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert sentence in done.stderr
 
 
 def test_the_printed_table_shows_layers_and_totals(source: Path) -> None:

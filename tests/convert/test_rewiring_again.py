@@ -44,6 +44,13 @@ def test_back_to_dense_and_to_a_stock_llama(source: Path) -> None:
     assert torch.equal(*(llama(ids).logits for llama in llamas))
 
 
+def test_a_payload_is_taken_and_taken_off_again(source: Path) -> None:
+    first = again(source, {"layers": "0-", "preset": "standard", "payload": "int8"}, out="first")
+    assert not torch.equal(logits(first), logits(source))
+    dense = again(first, {"layers": "0-", "preset": "standard"}, out="dense")
+    assert torch.equal(logits(dense), logits(source))
+
+
 def test_trained_gains_are_never_carried_into_another_wiring(source: Path) -> None:
     first = again(source, {"layers": "2-6", "preset": "ladder", "peek": True}, out="first")
     AutoModelForCausalLM.from_pretrained(first).save_pretrained(source.parent / "trained")

@@ -42,6 +42,15 @@ def test_what_it_tells_is_what_the_checkpoint_does(
     assert refitted.refit.after.kl < 0.5 * refitted.refit.before.kl
 
 
+def test_what_a_payload_rounds_off_is_fitted_too(dense: Path, text: Path, tmp_path: Path) -> None:
+    """Of coarse parts and a coarse sum, what falls short on average: with and without another wiring below."""
+    int4 = {"preset": "standard", "payload": "int4", "layers": "0-4"}
+    done = convert(dense, tmp_path / "int4", Request([int4], tp_shards=2, refit=RefitRequest(str(text), 6144)))
+    assert done.refit is not None
+    assert 0 < done.refit.after.kl < done.refit.before.kl
+    assert kl(dense, done.out, text) == pytest.approx(done.refit.after.kl, rel=0.01)
+
+
 def test_above_the_last_rewired_layer_runs_only_what_measures(
     dense: Path, text: Path, request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,10 @@ One python loop over r tensor-parallel ranks, each with its own stream, its own 
 
 - standard: ladder-residual eq. 1. ladder: Algorithm 1 and eq. 2. parallel: section 3.3.1. desync: section 5.
 - partial: CAAT-Net section 3.1, eq. 8 and 12; for any number of ranks appendix A, eq. 20 and 22.
-- the stream, peek, gains and merge: docs/semantics.md, sections 1 and 3. What one rank holds: section 2.
+- the stream, peek, gains and merge: docs/semantics.md, sections 1 and 3. What one rank holds: section 2. Payloads:
+  section 5.
 
-It computes in the dtype of the weights throughout, so compare in fp32.
+It computes in the dtype of the weights throughout, so compare in fp32; where payloads are quantised, in fp64.
 """
 
 import math
@@ -65,13 +66,14 @@ def reference_logits(
 
 @dataclass(frozen=True)
 class Answers:
-    """What one module answers to the semantics' three questions, and how its local part is folded later."""
+    """What one module answers to the semantics' four questions, and how its local part is folded later."""
 
     wait: bool = True
     peek: bool = False
     reduce: str = "all"  # "all", "none", "shared"
     shared_channels: int = 0  # floor(p * H), for "shared"
     merge: str = "sum"  # "sum", "mean"
+    payload: tuple[tuple[int, int], ...] = ()  # (bits, channels), first channels first; none of them: all in full
 
 
 STANDARD = Answers()
@@ -105,7 +107,7 @@ class Stream:
             self.S[k] = self.S[k] + self.u[k]
 
         if answers.reduce == "all":
-            self.launch_all_reduce([z[k] + self.d_folded[k] for k in range(self.r)])
+            self.launch_all_reduce([z[k] + self.d_folded[k] for k in range(self.r)], answers.payload)
             self.d = [self.zeros] * self.r
             self.d_folded = [self.zeros] * self.r
         elif answers.reduce == "none":
@@ -113,18 +115,42 @@ class Stream:
             self.keep(z, answers)
         elif answers.reduce == "shared":
             is_shared = torch.arange(z[0].shape[-1], device=z[0].device) < answers.shared_channels  # [H]
-            self.launch_all_reduce([z[k] * is_shared for k in range(self.r)])
+            self.launch_all_reduce([z[k] * is_shared for k in range(self.r)], answers.payload)
             self.keep([z[k] * ~is_shared for k in range(self.r)], answers)
 
-    def launch_all_reduce(self, q: list[Tensor]) -> None:
+    def launch_all_reduce(self, q: list[Tensor], payload: tuple[tuple[int, int], ...] = ()) -> None:
         self.q = q
-        self.u = [sum(q)] * self.r
+        if payload:  # the ranks send what is quantised, and get back what is quantised
+            self.u = [quantise_channels(sum(quantise_channels(part, payload) for part in q), payload)] * self.r
+        else:
+            self.u = [sum(q)] * self.r
 
     def keep(self, z: list[Tensor], answers: Answers) -> None:
         scale = 1 / self.r if answers.merge == "mean" else 1
         for k in range(self.r):
             self.d[k] = self.d[k] + z[k]
             self.d_folded[k] = self.d_folded[k] + z[k] * scale
+
+
+# ---- Payloads: docs/semantics.md, section 5 ----
+
+
+def quantise_channels(x: Tensor, payload: tuple[tuple[int, int], ...]) -> Tensor:  # [B, T, H]
+    """The sections one after another, each in groups of 64 channels; channels behind them are zero."""
+    groups = []
+    for bits, channels in payload:
+        section, x = x[..., :channels], x[..., channels:]
+        groups += [quantise_group(group, bits) for group in section.split(64, dim=-1)]
+    return torch.cat([*groups, torch.zeros_like(x)], dim=-1)
+
+
+def quantise_group(x: Tensor, bits: int) -> Tensor:  # [B, T, up to 64]
+    """Whole numbers up to 7 or 127 times a bfloat16 scale; the gradient goes straight through."""
+    most = {4: 7, 8: 127}[bits]
+    scale = (x.detach().abs().max(dim=-1, keepdim=True).values / most).bfloat16().to(x.dtype)
+    scale = scale.clamp(min=torch.finfo(torch.float32).tiny)  # a group of zeros stays one
+    quantised = scale * torch.clamp(torch.round(x.detach() / scale), -most, most)
+    return x + (quantised - x.detach())
 
 
 # ---- The wiring: the table of docs/semantics.md, section 1 ----
@@ -163,13 +189,42 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, hidd
         reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
     else:
         assert preset in ("standard", "ladder"), preset
+    payload = payload_of(rule.get("payload", "full"), hidden_size, is_last=position == region_size - 1)
+    if payload:  # the first channels: those that the preset reduces and that have bits
+        limit = {"all": hidden_size, "none": 0, "shared": shared_channels}[reduce]
+        payload = first_channels(payload, limit)
+        shared_channels = sum(channels for _, channels in payload)
+        reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
     return Answers(
         wait=not rule.get("overlap", preset == "ladder"),
         peek=rule.get("peek", preset in ("desync", "partial")),
         reduce=reduce,
         shared_channels=shared_channels,
         merge="sum" if preset == "parallel" else rule.get("merge", "sum"),
+        payload=payload,
     )
+
+
+def payload_of(spec: str | dict, hidden_size: int, is_last: bool) -> tuple[tuple[int, int], ...]:
+    """(bits, channels) of "full", "int8", "int4" or {bits: share}; the last module of a region sends all channels."""
+    table = {"full": {}, "int8": {8: 1}, "int4": {4: 1}}[spec] if isinstance(spec, str) else spec
+    sections, begun = [], 0
+    for number, bits in enumerate(table):
+        end = math.floor(round(sum(list(table.values())[: number + 1]) * hidden_size, 6))
+        if bits > 0 or is_last:
+            sections.append((bits or max(table), end - begun))
+        begun = end
+    return tuple(sections)
+
+
+def first_channels(payload: tuple[tuple[int, int], ...], limit: int) -> tuple[tuple[int, int], ...]:
+    cut = []
+    for bits, channels in payload:
+        channels = min(channels, limit)
+        limit -= channels
+        if channels:
+            cut.append((bits, channels))
+    return tuple(cut)
 
 
 # ---- One module on rank k of r: a partial output [B, T, H], to be summed over the ranks ----

@@ -127,18 +127,18 @@ def with_an_all_reduce_held_back(folder: Path, direction: str) -> bool | None:
 
 
 class HeldBack(TorchDispatchMode):
-    """Rank 1 holds back its all-reduce number `index` until rank 0 has run three matrix products after its own."""
+    """Rank 1 holds back its `collective` number `index` until rank 0 has run three matrix products after its own."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, collective: str = "all_reduce") -> None:
         super().__init__()
-        self.index, self.seen, self.products = index, 0, 0
+        self.index, self.collective, self.seen, self.products = index, collective, 0, 0
         self.rank = torch.distributed.get_rank()
         self.store = torch.distributed.distributed_c10d._get_default_store()
         self.was_told: bool | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
-        if name == "all_reduce":
+        if name == self.collective:
             if self.seen == self.index and self.rank == 1:
                 self.was_told = self.wait_to_be_told()
             self.seen += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rewired.serve.vllm.checks import check_features, check_shards, check_stages, is_tested, overlaps
+from rewired.serve.vllm.checks import check_features, check_payloads, check_shards, check_stages, is_tested, overlaps
 from tests.rewired.tiny import WIRINGS, rewired_config
 
 
@@ -27,6 +27,12 @@ def test_a_rank_holds_one_shard_where_the_function_depends_on_shards() -> None:
 @pytest.mark.parametrize("name", ["standard", "parallel", "ladder"])
 def test_other_wirings_run_on_any_number_of_ranks(name: str) -> None:
     check_shards(rewired_config(WIRINGS[name], tp_shards=4), 2)
+
+
+def test_payloads_are_refused() -> None:
+    check_payloads(rewired_config(WIRINGS["partial"]))
+    with pytest.raises(ValueError, match="whose reductions send a payload are not served by vLLM yet"):
+        check_payloads(rewired_config([{"layers": "0-2", "preset": "standard", "payload": "int8"}]))
 
 
 LADDER_IN_THE_MIDDLE = [{"layers": "2-4", "preset": "ladder"}]  # of six layers

@@ -25,17 +25,25 @@ from .graph_collectives import add, start_all_reduce
 from .graph_collectives import all_reduce as all_reduce_in_graph
 from .graph_collectives import land as land_in_graph
 from .graph_collectives import land_and_launch as land_and_launch_in_graph
+from .graph_collectives import land_and_launch_quantised as land_and_launch_quantised_in_graph
+from .graph_collectives import start_quantised_sum as start_quantised_sum_in_graph
+from .payload import Sections
+from .quantisation import quantised_sum
+from .quantised_reduction import start_quantised_sum
 
 
-def launch(output: torch.Tensor, group: str | None) -> torch.Tensor:
+def launch(output: torch.Tensor, group: str | None, sections: Sections = ()) -> torch.Tensor:
     """Start to sum `output` over the ranks; `land` gives the sum.
+
+    With `sections`, `output` is the held shards' parts, [r, B, T, C], which are sent quantised, as their sum is. The
+    gradient is that of the plain sum: straight through.
 
     While training it sums in float32, which also is the dtype of the gradient that comes back: sums of 16-bit
     gradients diverge (CAAT-Net, section 4).
     """
     if group is None:
-        return output
-    return _Launch.apply(output, group) if _trains(output) else _start_or_defer(output, group)
+        return _sum_here(output, sections) if sections else output
+    return _Launch.apply(output, group, sections) if _trains(output) else _start_or_defer(output, group, sections)
 
 
 def land(
@@ -55,16 +63,21 @@ def land(
 
 
 def land_and_launch(
-    settled: torch.Tensor, in_flight: torch.Tensor | None, output: torch.Tensor, group: str | None, overlapped: bool
+    settled: torch.Tensor,
+    in_flight: torch.Tensor | None,
+    output: torch.Tensor,
+    group: str | None,
+    overlapped: bool,
+    sections: Sections = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Land what is in flight, if anything, then launch `output`; `overlapped` says that the next module hides it."""
-    if group is None:
-        return settled if in_flight is None else add(settled, in_flight), output
-    if torch.compiler.is_compiling() and overlapped and not _trains(output):
+    if torch.compiler.is_compiling() and overlapped and group is not None and not _trains(output):
+        if sections:
+            return land_and_launch_quantised_in_graph(settled, in_flight, output, *_columns(sections), group)
         return land_and_launch_in_graph(settled, in_flight, output, group)
     if in_flight is not None:
         settled = land(settled, in_flight, group, after=output)
-    return settled, launch(output, group)
+    return settled, launch(output, group, sections)
 
 
 def sum_gradients(group: str | None, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -79,10 +92,15 @@ def split_gradient(replicated: torch.Tensor, ranks: int) -> torch.Tensor:
     return _SplitGradient.apply(replicated, ranks) if ranks > 1 and _trains(replicated) else replicated
 
 
-def start(tensor: torch.Tensor, group: str) -> torch.Tensor:
-    """An all-reduce under way. Outside a graph, a tensor that waits when it is used, whoever uses it."""
-    in_flight = start_all_reduce(tensor, group)
-    return in_flight if torch.compiler.is_compiling() else AsyncCollectiveTensor(in_flight)
+def start(tensor: torch.Tensor, group: str, sections: Sections = ()) -> torch.Tensor:
+    """A reduction under way. Outside a graph, a tensor that waits when it is used, whoever uses it."""
+    if torch.compiler.is_compiling():
+        if sections:
+            return start_quantised_sum_in_graph(tensor, *_columns(sections), group)
+        return start_all_reduce(tensor, group)
+    return AsyncCollectiveTensor(
+        start_quantised_sum(tensor, sections, group) if sections else start_all_reduce(tensor, group)
+    )
 
 
 def finish(in_flight: torch.Tensor) -> torch.Tensor:
@@ -94,14 +112,27 @@ def finish(in_flight: torch.Tensor) -> torch.Tensor:
 
 class _Launch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, group: str) -> torch.Tensor:
-        ctx.dtype = output.dtype
-        return _start_or_defer(_widened(output), group)
+    def forward(ctx: Any, output: torch.Tensor, group: str, sections: Sections) -> torch.Tensor:
+        ctx.dtype, ctx.parts = output.dtype, len(output) if sections else None
+        return _start_or_defer(_widened(output), group, sections)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        own = finish(gradient).to(ctx.dtype)
+        return own if ctx.parts is None else own.expand(ctx.parts, *own.shape), None, None
+
+
+class _QuantisedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, sections: Sections) -> torch.Tensor:
+        ctx.parts = len(parts)
+        return quantised_sum(parts, sections)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return finish(gradient).to(ctx.dtype), None
+        return gradient.expand(ctx.parts, *gradient.shape), None
 
 
 class _Land(torch.autograd.Function):
@@ -150,28 +181,39 @@ class _RunsIfRead(AsyncCollectiveTensor):
     One that was started and never waited for would be kept, with its tensor, until the process ends.
     """
 
+    output: torch.Tensor
     group: str
+    sections: Sections
 
-    def __new__(cls, elem: torch.Tensor, group: str) -> _RunsIfRead:
-        deferred = super().__new__(cls, elem)
-        deferred.group = group
+    def __new__(cls, output: torch.Tensor, group: str, sections: Sections) -> _RunsIfRead:
+        deferred = super().__new__(cls, output[0] if sections else output)
+        deferred.output, deferred.group, deferred.sections = output, group, sections
         return deferred
 
     def trigger_wait(self) -> torch.Tensor:
         if not self.completed:
-            self.elem = _reduce(self.elem, self.group)
+            self.elem = finish(start(self.output, self.group, self.sections))
             self.completed = True
         return self.elem
 
 
-def _start_or_defer(tensor: torch.Tensor, group: str) -> torch.Tensor:
-    return _RunsIfRead(tensor, group) if _recomputes() else start(tensor, group)
+def _start_or_defer(output: torch.Tensor, group: str, sections: Sections) -> torch.Tensor:
+    return _RunsIfRead(output, group, sections) if _recomputes() else start(output, group, sections)
+
+
+def _sum_here(parts: torch.Tensor, sections: Sections) -> torch.Tensor:
+    return _QuantisedSum.apply(parts, sections) if _trains(parts) else quantised_sum(parts, sections)
 
 
 def _reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return all_reduce_in_graph(tensor, group)
     return finish(start(tensor, group))
+
+
+def _columns(sections: Sections) -> tuple[list[int], list[int]]:
+    """Bits and channels, as an operation of a graph takes them."""
+    return [bits for bits, _ in sections], [channels for _, channels in sections]
 
 
 def _trains(tensor: torch.Tensor) -> bool:

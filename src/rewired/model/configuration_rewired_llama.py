@@ -19,7 +19,7 @@ class RewiredLlamaConfig(LlamaConfig):
             `presets.py`. Layers that no entry names become `standard` entries.
         tp_shards (`int`, *optional*, defaults to 1):
             The number of logical tensor-parallel shards r. It is part of the model's function for `desync`,
-            `partial` and `peek`, wherever the model runs.
+            `partial`, `peek` and payloads, wherever the model runs.
 
     Raises ValueError when the wiring or tp_shards do not fit the model.
     """

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from . import quantised_reduction
+
 _wait = torch.ops._c10d_functional.wait_tensor
 
 
@@ -27,6 +29,26 @@ def land_and_launch(
     """Land what is in flight, if anything, and start the next all-reduce."""
     landed = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
     return landed, start_all_reduce(output, group)
+
+
+@torch.library.custom_op("rewired::land_and_launch_quantised", mutates_args=())
+def land_and_launch_quantised(
+    settled: torch.Tensor,
+    in_flight: torch.Tensor | None,
+    parts: torch.Tensor,
+    bits: list[int],
+    channels: list[int],
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same where the next reduction sends `channels` of so many `bits`, section by section."""
+    landed = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
+    return landed, quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group)
+
+
+@torch.library.custom_op("rewired::start_quantised_sum", mutates_args=())
+def start_quantised_sum(parts: torch.Tensor, bits: list[int], channels: list[int], group: str) -> torch.Tensor:
+    """The quantised sum over the ranks, [r, B, T, C] -> [B, T, C], under way: to be read only after a wait."""
+    return quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group)
 
 
 @torch.library.custom_op("rewired::all_reduce", mutates_args=())
@@ -62,5 +84,12 @@ land.register_fake(lambda settled, in_flight, after: torch.empty_like(settled))
 land_and_launch.register_fake(
     lambda settled, in_flight, output, group: (torch.empty_like(settled), output.new_empty(output.shape))
 )
+land_and_launch_quantised.register_fake(
+    lambda settled, in_flight, parts, bits, channels, group: (
+        torch.empty_like(settled),
+        parts.new_empty(parts.shape[1:]),
+    )
+)
+start_quantised_sum.register_fake(lambda parts, bits, channels, group: parts.new_empty(parts.shape[1:]))
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
 own.register_fake(torch.empty_like)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .payload import FULL, as_text, is_payload
+
 Options = Mapping[str, Any]  # of a region, by name
 
 
@@ -25,11 +27,15 @@ class Option:
     metavar: str
     help: str  # `{presets}` becomes those that take the option
     default: Any = None  # where there is none, a region has to say it
+    read: Callable[[Any], Any] = lambda value: value  # other forms of a value, as it is kept
+    is_for_dense: bool = False  # of a modifier: whether layers take it that else are as in a dense model
 
 
 @dataclass(frozen=True)
 class Preset:
     """An architecture as answers to three questions: does a module wait, does it peek, and what does it reduce?
+
+    The fourth, what a reduction sends, is none of a preset: any region may take a payload.
 
     `share(position, options)` is the share of its channels, the first ones, that the module at `position` of a range
     reduces; the last module of a range and of the model always reduces all. `label` follows the preset's name where a
@@ -48,7 +54,7 @@ class Preset:
     def defaults(self) -> dict[str, Any]:
         """The values of all options that a region may leave out."""
         own = {option.name: option.default for option in self.options if option.default is not None}
-        return own | {"peek": self.peek, "overlap": self.overlap, "initial_gain": "one"}
+        return own | {"peek": self.peek, "overlap": self.overlap, "initial_gain": "one", "payload": FULL}
 
 
 EVERY = Option(
@@ -114,6 +120,17 @@ MODIFIERS = (
         wanted="'one' or 'sqrt_shards'",
         metavar="one|sqrt_shards",
         help="What a peek is multiplied with before any training.",
+    ),
+    Option(
+        name="payload",
+        flag="--payload",
+        type=str,
+        is_valid=is_payload,
+        wanted="'full', 'int8', 'int4' or bits and shares of the channels, most bits first, as in 8:0.1,4:0.4,0:0.5",
+        metavar="int8|int4|BITS:SHARE,...",
+        help="What reductions send, also of --standard-layers: fewer bits; channels of 0 bits stay local.",
+        read=as_text,
+        is_for_dense=True,
     ),
 )
 

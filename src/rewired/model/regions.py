@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .layer_ranges import LayerRange, as_ranges, parse_layers
+from .payload import FULL
 from .presets import MODIFIERS, PRESETS, STANDARD, Options
 
 Merge = Literal["sum", "mean"]
@@ -45,8 +46,13 @@ class Region:
         return gain
 
     @property
+    def payload(self) -> str:
+        """What a reduction sends: `payload.py`."""
+        return str(self.options["payload"])
+
+    @property
     def is_dense(self) -> bool:
-        return self.preset == STANDARD and not (self.peek or self.overlap)
+        return self.preset == STANDARD and not (self.peek or self.overlap) and self.payload == FULL
 
     @property
     def layers(self) -> str:
@@ -57,12 +63,13 @@ class Region:
         return [index for layer_range in self.ranges for index in layer_range.module_indices]
 
     def describe(self) -> str:
-        """The region's wiring in a few words: `ladder + peek`, `desync-4x`, `partial 0.5 (mean)`."""
+        """The region's wiring in a few words: `ladder + peek`, `desync-4x`, `partial 0.5 (mean)`, `standard + int8`."""
         preset = PRESETS[self.preset]
         merge = " (mean)" if self.merge == "mean" else ""
         modifiers = [("peek", self.peek, preset.peek), ("overlap", self.overlap, preset.overlap)]
         changed = [f" {'+' if value else '-'} {name}" for name, value, default in modifiers if value != default]
-        return self.preset + preset.label.format(**self.options) + merge + "".join(changed)
+        payload = "" if self.payload == FULL else f" + {self.payload}"
+        return self.preset + preset.label.format(**self.options) + merge + "".join(changed) + payload
 
     def without(self, modules: set[int]) -> Region:
         """The region less `modules`. Untouched ranges stay as they are, since each range is a unit."""
@@ -84,9 +91,12 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
     """A checked region. An option that is None takes the preset's default. Raises ValueError."""
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"'{preset}' is not a wiring: choose one of {', '.join(PRESETS)}.")
-    given = {name: value for name, value in options.items() if value is not None}
-    _check_options(layers, preset, given)
     known = (*PRESETS[preset].options, *MODIFIERS)
+    readers = {option.name: option.read for option in known}
+    given = {
+        name: readers[name](value) if name in readers else value for name, value in options.items() if value is not None
+    }
+    _check_options(layers, preset, given)
     values = PRESETS[preset].defaults() | given
     return Region(parse_layers(layers, num_layers), preset, {option.name: values[option.name] for option in known})
 

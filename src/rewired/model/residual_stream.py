@@ -76,11 +76,13 @@ class ResidualStream(NamedTuple):
             folded = local / shards.total if wiring.merge == "mean" else local
             output = output + (folded if wiring.gives_partials else folded.sum(0))
             local = None
-        own = output.sum(0) if wiring.gives_partials else output
+        own = output.sum(0) if wiring.gives_partials and not wiring.sections else output
         if sum_at_once:
             settled, in_flight = self._land(shards, after=own).settled, sum_at_once(own)
         else:
-            settled, in_flight = land_and_launch(self.settled, self.in_flight, own, shards.group, wiring.overlapped)
+            settled, in_flight = land_and_launch(
+                self.settled, self.in_flight, own, shards.group, wiring.overlapped, wiring.sections
+            )
         return ResidualStream(settled, in_flight, output if wiring.keeps_payload else None, local)
 
     def total(self, shards: Shards) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .payload import FULL, Sections, keeps_channels, make_sections, packed_bytes
 from .presets import PRESETS
 from .regions import Merge, Region, complete, parse_region, parse_regions
 
@@ -88,9 +89,10 @@ class Wiring:
 
 @dataclass(frozen=True)
 class ModuleWiring:
-    """The three answers for one module, and what follows from them for its neighbours.
+    """The four answers for one module, and what follows from them for its neighbours.
 
     `wait`: read the update in flight; else the stale stream. `reduce`: what of the output is reduced at the write.
+    `sections`: what that reduction sends, quantised; empty where it sends what there is.
     `reads_shards`: the view differs per shard, because it holds own parts that are not reduced yet.
     `gives_partials`: the output is needed shard by shard, not only summed.
     `keeps_payload`: the next module peeks at what this one put into its reduction.
@@ -102,6 +104,7 @@ class ModuleWiring:
     reduce: Reduce
     merge: Merge
     shared_channels: int  # how many channels of the output are reduced
+    sections: Sections = ()
     reads_shards: bool = False
     gives_partials: bool = False
     keeps_payload: bool = False
@@ -126,7 +129,11 @@ class ModuleWiring:
     @property
     def depends_on_shards(self) -> bool:
         """Whether the model's function depends on the number of shards here."""
-        return self.reads_shards or self.merge == "mean"
+        return self.reads_shards or self.merge == "mean" or bool(self.sections)
+
+    def payload_bytes(self, item_bytes: int) -> int:
+        """How many bytes a token its reduction carries, where activations have `item_bytes` each."""
+        return packed_bytes(self.sections) if self.sections else self.shared_channels * item_bytes
 
     def initial_gain(self, shards: int) -> float:
         """What a peek is multiplied with before any training."""
@@ -142,13 +149,27 @@ def _resolve(regions: Iterable[Region], num_layers: int, hidden_size: int) -> li
             for position, index in enumerate(indices):
                 is_last = position == len(indices) - 1 or index == 2 * num_layers - 1
                 share = 1 if is_last else PRESETS[region.preset].share(position, region.options)
-                modules[index] = _answers(region, math.floor(share * hidden_size), hidden_size)
+                modules[index] = _answers(region, math.floor(share * hidden_size), hidden_size, is_last)
     return _follow_the_stream([modules[index] for index in range(2 * num_layers)])
 
 
-def _answers(region: Region, channels: int, hidden_size: int) -> ModuleWiring:
+def _answers(region: Region, channels: int, hidden_size: int, is_last: bool) -> ModuleWiring:
+    if channels == 0 and keeps_channels(region.payload):
+        raise ValueError(
+            f"'{region.preset}' layers {region.layers} reduce nothing after some modules, so their payload cannot keep "
+            "channels local, too: give no channels 0 bits."
+        )
+    sections = make_sections(region.payload, channels, hidden_size, is_last)
+    channels = sum(width for _, width in sections) if region.payload != FULL else channels
     reduce: Reduce = "none" if channels == 0 else "all" if channels == hidden_size else "shared"
-    return ModuleWiring(region, wait=not region.overlap, reduce=reduce, merge=region.merge, shared_channels=channels)
+    return ModuleWiring(
+        region,
+        wait=not region.overlap,
+        reduce=reduce,
+        merge=region.merge,
+        shared_channels=channels,
+        sections=sections,
+    )
 
 
 def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
@@ -166,7 +187,7 @@ def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
                 reads_shards=peeks_at_flight or (module.region.peek and local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
                 merge=local_from.merge if local_from and module.reduce == "all" else "sum",
-                gives_partials=module.reduce != "all",
+                gives_partials=module.reduce != "all" or bool(module.sections),
                 lacks_something=local_from is not None or (in_flight and not module.wait),
             )
         )

@@ -169,7 +169,7 @@ def _price(
                 low=min(gains),
                 high=max(gains),
                 exposed=len(waiting),
-                waited_bytes=sum(module.shared_channels for module in waiting) * _ITEM,
+                waited_bytes=sum(module.payload_bytes(_ITEM) for module in waiting),
                 quality=quality(candidate),
             )
         )

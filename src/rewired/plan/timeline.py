@@ -40,7 +40,7 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
     for index, module in enumerate(modules):
         if not (communicates and module.launches):
             continue
-        size = step.rows * module.shared_channels * _ITEM
+        size = step.rows * module.payload_bytes(_ITEM)
         seconds = all_reduce.seconds(size, rank.tp)
         communication += seconds
         waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
