@@ -42,6 +42,13 @@ def test_a_rate_that_a_token_bucket_cannot_hold_is_refused(rate: str) -> None:
         EmulatedLink.parse(rate)
 
 
+@pytest.mark.parametrize(("rate", "frame"), [("1mbit", 1500), ("200mbit", 12_500), ("100gbit", 65_535)])
+def test_a_packet_takes_half_a_millisecond_within_what_packets_can_be(rate: str, frame: int) -> None:
+    link = EmulatedLink.parse(rate)
+    assert link.frame == frame
+    assert link.burst > link.frame  # a bucket that holds no packet lets none pass
+
+
 def test_a_machine_that_is_not_linux_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ValueError, match=r"^An emulated link needs Linux, whose network namespaces it is made of\.$"):
@@ -142,6 +149,9 @@ def test_the_slow_link_has_the_rate_asked_for() -> None:
             (slow,) = (line for line in shown.splitlines() if "dev slow" in line)
             assert "qdisc tbf" in slow
             assert "rate 100Mbit" in slow
+            routes = subprocess.check_output(["ip", "-n", f"{network.prefix}-{rank}", "route"], text=True).splitlines()
+            assert len(routes) == 2
+            assert all("congctl reno" in route for route in routes)
             (fast,) = (line for line in shown.splitlines() if "dev fast" in line)
             assert "qdisc noqueue" in fast
 

@@ -77,14 +77,14 @@ class EmulatedLink:
 
     @property
     def frame(self) -> int:
-        """Bytes of an IP packet; jumbo frames from 1 Gbit/s on, lest the kernel's work a packet slow the ranks."""
-        return 9000 if self.bits_per_second >= 1e9 else 1500
+        """Bytes of an IP packet: what passes in .5 ms. Each takes the kernel's time from cores that should compute."""
+        return min(max(1500, int(self.bits_per_second / 8 * 500e-6)), 65535)
 
     @property
     def burst(self) -> int:
-        """Bytes that pass at once after a silence. With less, late timers and whole packets keep it below its rate."""
+        """Bytes that pass at once after a silence: a packet, and what would be lost whenever a timer is late."""
         ethernet_header = 14
-        return max(2 * (self.frame + ethernet_header), int(self.bits_per_second / 8 * 125e-6))
+        return self.frame + ethernet_header + int(self.bits_per_second / 8 * 125e-6)
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ class EmulatedNetwork:
         for rank, space in enumerate(spaces):
             _run(f"ip -netns {space} address add {subnet}.{rank + 1}/24 dev {device}")
             _run(f"ip -netns {space} link set {device} mtu {frame} up")
+            # congestion control that takes the link as it is, whatever this machine's: BBR would pace and probe it
+            _run(f"ip -netns {space} route replace {subnet}.0/24 dev {device} congctl reno")
 
     def _namespace(self, rank: int) -> str:
         return f"{self.prefix}-{rank}"
