@@ -44,6 +44,8 @@ WINDOWS = 32  # of 512 tokens, of each kind of text
 WIRINGS: dict[str, dict[str, Any]] = select_wirings.WIRINGS | {
     "desync-4x": {"preset": "desync", "every": 4},
     "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
+    "int8": {"preset": "standard", "payload": "int8"},
+    "int4": {"preset": "standard", "payload": "int4"},
 }
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
