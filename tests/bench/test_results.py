@@ -72,6 +72,7 @@ def test_what_a_slow_link_adds_and_how_much_of_it_a_wiring_saves() -> None:
     saved = {each["wiring"]: each["link_saved"]["prefill"] for each in rows if each["link"] == "1gbit"}
     assert saved == pytest.approx({"stock": 0.0, "standard": 0.0, "ladder": 0.75, "none": 1.0})
     ladder = next(each for each in rows if (each["link"], each["wiring"]) == ("1gbit", "ladder"))
+    assert ladder["link_won"]["prefill"] == pytest.approx(1.5)  # of medians: (2 + 1) - (1.25 + 0.25), of 1
     assert ladder["link_adds"] == pytest.approx({"prefill": 0.25, "decode": 0.0})
     assert "decode" not in ladder["link_saved"]  # there it adds nothing that could be saved
     assert not any("link_adds" in each for each in rows if each["link"] == "loopback")

@@ -125,7 +125,7 @@ def _digits(number: float) -> str:
 
 
 def _link_table(title: str, rows: Sequence[Row]) -> Table:
-    """Time that the slow link adds, and how much less of it that is than standard's, beside how many bytes less."""
+    """Time that the slow link adds; what is won and saved of standard's; and how many bytes are sent less."""
     measures = list(rows[0]["link_adds"])
     standard = next(row for row in rows if row["wiring"] == STANDARD)
     headings = [
@@ -133,6 +133,7 @@ def _link_table(title: str, rows: Sequence[Row]) -> Table:
         for measure in measures
         for heading in (
             f"{_TITLES[measure]} ms",
+            "won",
             "saved",
             *(["bytes saved"] if measure in standard["bytes_sent"] else []),
         )
@@ -144,7 +145,8 @@ def _link_cells(row: Row, standard: Row, measures: Sequence[str]) -> list[str]:
     cells = [row["wiring"]]
     for measure in measures:
         cells.append(_digits(1e3 * row["link_adds"][measure]))
-        cells.append(f"{row['link_saved'][measure]:.0%}" if measure in row["link_saved"] else "")
+        for shares in (row["link_won"], row["link_saved"]):
+            cells.append(f"{shares[measure]:.0%}" if measure in shares else "")
         if measure in standard["bytes_sent"]:
             cells.append(f"{1 - row['bytes_sent'][measure] / standard['bytes_sent'][measure]:.0%}")
     return cells

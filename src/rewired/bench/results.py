@@ -126,20 +126,21 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
 
 
 def _of_link(cell: Cell, link: str, wiring: str) -> dict[str, Any]:
-    """The seconds that a slow link adds to what the machine's own takes, and the share of standard's that it does not.
+    """The seconds that a slow link adds to what a wiring takes on the machine's own, and two shares of standard's.
 
-    Without standard's there is no share: the link may add nothing.
+    `saved` is the share of what the link adds to standard that it does not add to the wiring. `won` is what the wiring
+    is faster by than standard on the link, whatever the reason. Without anything to save, both are left out.
     """
     own = next(samples for name, samples in cell.samples.items() if name != link)
-    adds, saved = {}, {}
+    adds, saved, won = {}, {}, {}
     for measure in own[wiring]:
-        of_wiring, of_standard = (
-            median(cell.samples[link][name][measure]) - median(own[name][measure]) for name in (wiring, STANDARD)
-        )
-        adds[measure] = of_wiring
-        if of_standard > 0:
-            saved[measure] = 1 - of_wiring / of_standard
-    return {"link_adds": adds, "link_saved": saved}
+        slow, standard_slow = (median(cell.samples[link][name][measure]) for name in (wiring, STANDARD))
+        adds[measure] = slow - median(own[wiring][measure])
+        hideable = standard_slow - median(own[STANDARD][measure])
+        if hideable > 0:
+            saved[measure] = 1 - adds[measure] / hideable
+            won[measure] = (standard_slow - slow) / hideable
+    return {"link_adds": adds, "link_saved": saved, "link_won": won}
 
 
 def _generation(samples: Samples, request: BenchRequest) -> list[float]:
