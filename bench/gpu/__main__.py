@@ -51,12 +51,12 @@ def parts(device: str) -> list[Part]:
     calibration = ["--tokens", "65536" if is_gpu else "2048"]
     training = ["--rows", "4", "--length", "1024"] if is_gpu else ["--rows", "2", "--length", "64", "--steps", "3"]
     all_parts = [
-        Part("tests", 2.4, ["run_tests.py"]),
-        Part("speed-1b", 1.0, ["speed.py", small, *speed, "ladder"]),
-        Part("speed-8b", 1.7, ["speed.py", "llama-3.1-8b", *speed, "ladder"]),
+        Part("tests", 2.2, ["run_tests.py"]),
+        Part("speed-1b", 1.3, ["speed.py", small, *speed, "ladder"]),
+        Part("speed-8b", 1.8, ["speed.py", "llama-3.1-8b", *speed, "ladder"]),
         Part("refit", 0.5, ["refit.py", small, *calibration]),
         Part("training", 1.2, ["training.py", small, *training]),
-        Part("speed-1b-others", 1.1, ["speed.py", small, *speed, *OTHERS]),
+        Part("speed-1b-others", 0.9, ["speed.py", small, *speed, *OTHERS]),
         Part("speed-8b-others", 1.1, ["speed.py", "llama-3.1-8b", *speed, *OTHERS]),
     ]
     return [part for part in all_parts if is_gpu or "8b" not in part.name]
@@ -65,6 +65,7 @@ def parts(device: str) -> list[Part]:
 def main() -> None:
     args = parse_arguments()
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is ended, too
     chosen = [part for part in parts(args.device) if part.name in args.parts]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / LOG).write_text("")

@@ -17,7 +17,7 @@ def markdown(results: Data) -> str:
     machine = dict(results["environment"])
     device = machine.pop("device")
     facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "date")
-    title = "On a GPU" if "driver" in machine else "A trial of `make gpu` without a GPU: these figures say nothing"
+    title = "On a GPU" if "cuda" in machine else "A trial of `make gpu` without a GPU: these figures say nothing"
     blocks = [
         f"# {title}",
         f"`{results['command']}`, {machine['date']}, commit {results['commit']}; {device}; {facts}. "

@@ -34,7 +34,8 @@ class Outcomes:
         if report.outcome == "skipped":
             why = report.longrepr[2].removeprefix("Skipped: ")
         elif report.outcome == "failed":
-            why = str(report.longrepr).strip().splitlines()[-1]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = (crash.message if crash else str(report.longrepr)).strip().splitlines()[0]
         self.outcomes[name] = {"outcome": report.outcome, "why": why}
         save({"outcomes": self.outcomes}, self.file)
 

@@ -21,6 +21,7 @@ import torch
 from datasets import Dataset
 from part import parser, progress, random_checkpoint, random_tokens, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
@@ -179,6 +180,8 @@ class Trainings:
 
 
 def step_of(trainer: Any) -> Step:
+    if trainer.args.use_liger_kernel:  # which train() would do
+        apply_liger_kernel(trainer.model, trainer.args.liger_kernel_config)
     trainer.create_optimizer()
     batches = list(trainer.get_train_dataloader())
     model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from
