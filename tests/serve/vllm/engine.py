@@ -40,8 +40,9 @@ def environment(folder: Path) -> dict[str, str]:
 def run(jobs: list[dict[str, Any]], folder: Path, ranks: int = 1, timeout: float = 900) -> list[Any]:
     """The tokens of each job, or its error as a string.
 
-    A job is `model`, `prompts`, `new_tokens` and LLM's options; with `adapter`, a LoRA's folder; or with
-    `record_events`, whose answer is what the model does, in order (see `events`).
+    A job is `model`, `prompts`, `new_tokens` and LLM's options; with `adapter`, a LoRA's folder. With `record_events`
+    its answer is what the model does, in order (see `events`); with `count_cached`, how many tokens of each prompt were
+    in the prefix cache.
     """
     folder.mkdir(exist_ok=True)
     paths = [folder / "jobs.json", folder / "answers.json"]
@@ -110,9 +111,10 @@ def answer(
     engines: list[Any],
     model: str,
     prompts: list[list[int]],
-    new_tokens: int = 24,
+    new_tokens: int,
     adapter: str | None = None,
     record_events: bool = False,
+    count_cached: bool = False,
     **options: Any,
 ) -> Any:
     from vllm import LLM, SamplingParams
@@ -127,13 +129,16 @@ def answer(
     sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
     lora = LoRARequest("adapter", 1, adapter) if adapter else None
 
-    def generate() -> list[list[int]]:
+    def generate() -> Any:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = engine.generate(inputs, sampling, use_tqdm=False, lora_request=lora)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        return engine.generate(inputs, sampling, use_tqdm=False, lora_request=lora)
 
-    tokens = generate()
-    return events(generate) if record_events else tokens
+    outputs = generate()
+    if record_events:
+        return events(generate)
+    if count_cached:
+        return [output.num_cached_tokens for output in outputs]
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 # one letter an operation: a matrix product, an all-reduce at once, one that is started, one that is waited for

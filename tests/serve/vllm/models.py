@@ -1,4 +1,4 @@
-"""Tiny rewired checkpoints that vLLM's attention on a CPU takes, and the tokens that transformers continues with."""
+"""Tiny rewired checkpoints that vLLM's attention on a CPU takes, and what vLLM and transformers continue with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from rewired.checkpoint.rewired_llama import AUTO_MAP
 from tests.rewired.tiny import rewired_model
+
+from .engine import run
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -60,6 +63,8 @@ def save(folder: Path, wiring: list[dict[str, Any]], tp_shards: int, **changes: 
             if parameter.dim() == 1:
                 parameter.normal_(1, 0.2)
     model.to(changes.get("dtype", torch.float32)).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": AUTO_MAP}))  # as a conversion writes it
     return folder
 
 
@@ -93,9 +98,27 @@ def add_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def answers(jobs: dict[str, dict[str, Any]], folder: Path, ranks: int) -> dict[str, Any]:
+    """What each job answers, by its name: on PROMPTS, in eager mode, where it does not say otherwise."""
+    defaults = {"prompts": PROMPTS, "new_tokens": NEW_TOKENS, "enforce_eager": True}
+    return dict(zip(jobs, run([defaults | job for job in jobs.values()], folder, ranks), strict=True))
+
+
 @torch.no_grad()
-def greedy(folder: Path) -> list[list[int]]:
-    """What transformers continues each of PROMPTS with."""
+def greedy(folder: Path, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    """What transformers continues each prompt with."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
-    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in PROMPTS]
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts]
+
+
+@torch.no_grad()
+def regret(folder: Path, continuations: list[list[int]]) -> float:
+    """By how much transformers would prefer another token anywhere in continuations of PROMPTS, in logits."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    worst = 0.0
+    for prompt, tokens in zip(PROMPTS, continuations, strict=True):
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+        chosen = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        worst = max(worst, (logits.amax(-1) - chosen).max().item())
+    return worst

@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from .engine import run
-from .models import NEW_TOKENS, PROMPTS, WIRINGS, greedy, save
+from .models import WIRINGS, answers, greedy, save
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -38,9 +37,8 @@ def expected(checkpoints: dict[str, Path]) -> dict[str, Any]:
 def generated(
     request: pytest.FixtureRequest, ranks: int, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    options = {"prompts": PROMPTS, "new_tokens": NEW_TOKENS, "enforce_eager": request.param}
-    jobs = [{"model": str(folder), **options} for folder in checkpoints.values()]
-    return dict(zip(checkpoints, run(jobs, tmp_path_factory.mktemp("engine"), ranks), strict=True))
+    jobs = {name: {"model": str(model), "enforce_eager": request.param} for name, model in checkpoints.items()}
+    return answers(jobs, tmp_path_factory.mktemp("engine"), ranks)
 
 
 @pytest.mark.parametrize("name", WIRINGS)

@@ -1,0 +1,54 @@
+"""vLLM's settings beside a rewired model: the same tokens, or a refusal in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from .models import WIRINGS, answers, greedy, save
+
+pytestmark = pytest.mark.timeout(1200)
+ALIKE = [[*range(2, 66), last] for last in (7, 8, 9)]  # prompts that share all tokens but the last
+PREFIX_CACHING = {"prompts": ALIKE, "enable_prefix_caching": True, "block_size": 32, "max_num_seqs": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("models") / "ladder", WIRINGS["ladder"], tp_shards=1)
+
+
+@pytest.fixture(scope="module")
+def found(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    settings: dict[str, dict[str, Any]] = {
+        "prefix caching": PREFIX_CACHING,
+        "cached tokens": PREFIX_CACHING | {"count_cached": True},
+        "chunked prefill": {"enable_chunked_prefill": True, "max_num_batched_tokens": 8, "max_num_seqs": 4},
+        "n-grams": {"speculative_config": ngrams},
+        "transformers": {"model_impl": "transformers", "trust_remote_code": True},
+        "quantised": {"quantization": "fp8"},
+    }
+    jobs = {name: {"model": str(model)} | options for name, options in settings.items()}
+    return answers(jobs, tmp_path_factory.mktemp("engine"), ranks=1)
+
+
+@pytest.mark.parametrize("name", ["chunked prefill", "n-grams"])
+def test_the_same_tokens(name: str, model: Path, found: dict[str, Any]) -> None:
+    assert found[name] == greedy(model)
+
+
+def test_the_same_tokens_out_of_the_prefix_cache(model: Path, found: dict[str, Any]) -> None:
+    assert found["prefix caching"] == greedy(model, ALIKE)
+    assert found["cached tokens"] == [0, 64, 64]
+
+
+def test_vllm_s_own_transformers_backend_is_refused(found: dict[str, Any]) -> None:
+    assert "pip install 'rewired[vllm]' brings a plugin" in found["transformers"]
+
+
+def test_quantisation_is_refused(found: dict[str, Any]) -> None:
+    assert "Rewired models are not served quantised yet: leave out fp8." in found["quantised"]
