@@ -108,7 +108,8 @@ def answers(jobs: dict[str, dict[str, Any]], folder: Path, ranks: int) -> dict[s
 def greedy(folder: Path, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     """What transformers continues each prompt with."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    model.generation_config.eos_token_id = None  # as vLLM's `ignore_eos`
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
     return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts]
 
 
