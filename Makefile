@@ -20,7 +20,7 @@ test: install
 test-slow: install
 	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m slow
 
-# the tests that need vLLM, which has an environment of its own; on a CPU, in 15 minutes
+# the tests that need vLLM, which has an environment of its own; on a CPU; half an hour on two busy cores
 test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pytest tests/serve/vllm
 
