@@ -26,6 +26,7 @@ def draw_timeline(traces: Mapping[str, Path], png: Path, title: str) -> None:
     """Draw traces of one rank, by the wirings' names and above each other, over two layers of each.
 
     Of all neighbouring pairs of layers, without the model's first and last, it is the pair of median time.
+    What stays white in the lane of compute is norms, the residual stream, Python, or a GPU that is idle.
     """
     figure = timeline({name: read(file) for name, file in traces.items()}, title)
     figure.savefig(png, dpi=150, metadata={"Software": ""})
