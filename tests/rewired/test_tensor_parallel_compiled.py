@@ -71,7 +71,7 @@ def compiled_program(folder: Path) -> tuple[Any, str]:
             letters.append("m")
         elif "_c10d_functional.all_reduce_.default(" in line or "rewired.start_quantised_sum.default(" in line:
             letters.append("s")
-        elif "rewired.land_and_launch" in line:
+        elif "rewired.land_and_launch" in line and ".default(" in line:
             letters.append("s" if ", None, " in line else "b")
         elif "rewired.land.default(" in line or "_c10d_functional.wait_tensor.default(" in line:
             letters.append("w")
