@@ -19,6 +19,7 @@ from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 
 FORMAT = 1
+_NOTICEABLE = 0.05  # of a time; a share of less says nothing
 Samples = Mapping[str, Sequence[float]]  # seconds of a prefill or a token, by measure; one for each round
 
 
@@ -137,7 +138,7 @@ def _of_link(cell: Cell, link: str, wiring: str) -> dict[str, Any]:
         slow, standard_slow = (median(cell.samples[link][name][measure]) for name in (wiring, STANDARD))
         adds[measure] = slow - median(own[wiring][measure])
         hideable = standard_slow - median(own[STANDARD][measure])
-        if hideable > 0:
+        if hideable > _NOTICEABLE * standard_slow:
             saved[measure] = 1 - adds[measure] / hideable
             won[measure] = (standard_slow - slow) / hideable
     return {"link_adds": adds, "link_saved": saved, "link_won": won}

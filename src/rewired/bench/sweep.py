@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,9 @@ def _bytes_sent(models: Models, tokens: torch.Tensor, sweep: Sweep) -> dict[str,
 
 
 def _ready(models: Models, engine: Steps | Batches) -> dict[tuple[int, str, str], Run]:
-    """All runs, compiled and warm; those of a kind are next to each other, since they are compared."""
+    """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
+    names = [name for _, name in models]
     runs: dict[tuple[int, str, str], Run] = {}
     with Progress("bench: warm up model", len(models)) as progress:
         for (link, name), model in models.items():
@@ -111,7 +111,7 @@ def _ready(models: Models, engine: Steps | Batches) -> dict[tuple[int, str, str]
                 run()
                 runs[kind, link, name] = run
             progress.advance()
-    return {key: runs[key] for key in sorted(runs, key=itemgetter(0))}
+    return {key: runs[key] for key in sorted(runs, key=lambda key: (key[0], names.index(key[2])))}
 
 
 def _models(sweep: Sweep, groups: Groups) -> Models:
