@@ -129,6 +129,7 @@ def sum_on_both() -> list[tuple[float, int, int]]:
         before = sent("slow"), sent("fast")
         tensor = torch.full((MIB,), float(distributed.get_rank()))
         distributed.all_reduce(tensor, group=group)
+        distributed.barrier()  # now the others have all that this rank sent, and nothing is in a queue
         assert tensor.min() == tensor.max()
         results.append((tensor[0].item(), sent("slow") - before[0], sent("fast") - before[1]))
     return results
