@@ -102,6 +102,7 @@ def test_by_continuous_batching(tp: int, tmp_path: Path) -> None:
     assert all(row["prefill_seconds"] > 0 and row["decode_seconds"] > 0 for row in results["rows"])
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "rewired", "bench", *SMALL, "--eager", "--out", str(tmp_path)]

@@ -144,7 +144,13 @@ def test_channels_of_0_bits_go_with_no_module_that_reduces_nothing(preset: str) 
         modules(TABLE, preset)
 
 
-@pytest.mark.parametrize("wiring", PAYLOADS.values(), ids=PAYLOADS)
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        pytest.param(wiring, id=name, marks=() if name == "ladder-peek-int4" else pytest.mark.slow)
+        for name, wiring in PAYLOADS.items()
+    ],
+)
 def test_compiled_in_one_process(wiring: list[dict[str, Any]]) -> None:
     model = rewired_model(wiring).double()
     expected = model(tokens(), labels=tokens())
