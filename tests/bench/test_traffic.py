@@ -22,12 +22,18 @@ TOKENS, RANKS = 10, 2
 REDUCED = {"stock": 9.0, "standard": 9.0, "ladder": 9.0, "desync-4x": 3.0, "partial-0.5": 2 + 7 / 2}
 
 
+LOGITS = (RANKS - 1) * 512 / RANKS * 4  # of the last token, gathered
+INT8 = [{"layers": "0-", "preset": "standard", "payload": "int8"}]
+
+
 def test_bytes_of_a_prefill() -> None:
     counted = run_on_ranks(bytes_of_a_prefill, RANKS)
     for name, updates in REDUCED.items():
         all_reduces = 2 * (RANKS - 1) / RANKS * updates * TOKENS * 64 * 4
-        gathered = (RANKS - 1) * 512 / RANKS * 4  # logits of the last token
-        assert [of_rank[name] for of_rank in counted] == [pytest.approx(all_reduces + gathered)] * RANKS
+        assert [of_rank[name] for of_rank in counted] == [pytest.approx(all_reduces + LOGITS)] * RANKS
+    embedding = TOKENS * 64 * 4
+    packed = 8 * TOKENS * (64 + 2)  # of 8 modules: a byte a channel and a scale; half of them goes out twice
+    assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
 
 
 @torch.no_grad()
@@ -37,7 +43,7 @@ def bytes_of_a_prefill() -> dict[str, float]:
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     tokens = torch.ones(1, TOKENS, dtype=torch.long)
     counted = {}
-    for contender in contenders(["ladder", "desync-4x", "partial-0.5"], TINY, []):
+    for contender in contenders(["ladder", "desync-4x", "partial-0.5", "own"], TINY, INT8):
         model = build(contender, config, RANKS, mesh)
         weights.fill(model, mesh)
         counted[contender.name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1), RANKS)  # type: ignore[misc]

@@ -20,18 +20,19 @@ class _Counter(TorchDispatchMode):
     def __init__(self, ranks: int) -> None:
         super().__init__()
         self.bytes = 0.0
-        # what a byte of the input costs; these two collectives are all that a tensor-parallel Llama starts
+        # what a byte of the input costs; these collectives are all that a tensor-parallel Llama starts
         self.factors = {"all_reduce": 2 * (ranks - 1) / ranks, "allreduce_": 2 * (ranks - 1) / ranks}
-        self.factors |= dict.fromkeys(("all_gather_into_tensor", "_allgather_base_"), ranks - 1)
+        self.factors |= {"all_gather_into_tensor": ranks - 1, "all_to_all_single": (ranks - 1) / ranks}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
         if func.namespace in ("c10d", "_c10d_functional"):
-            self.bytes += self.factors.get(name, 0) * _nbytes(args, name)
+            self.bytes += self.factors.get(name, 0) * _nbytes(args[0])
+        if name == "wait_tensor":  # a payload's wait gathers; a mode does not see what an operation calls inside
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
         return func(*args, **(kwargs or {}))
 
 
-def _nbytes(args: Any, name: str) -> int:
-    sent = args[1] if name == "_allgather_base_" else args[0]  # its first argument is the output
-    tensors: list[torch.Tensor] = sent if isinstance(sent, list) else [sent]
-    return sum(tensor.nbytes for tensor in tensors)
+def _nbytes(sent: torch.Tensor | list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in (sent if isinstance(sent, list) else [sent]))
