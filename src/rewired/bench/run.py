@@ -7,14 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.llama import LlamaShape
-from rewired.plan.shapes import named_shapes
+from rewired.plan.shapes import find_checkpoint, named_shape
 from rewired.ranks import run_on_ranks
-from rewired.sources import checkpoint_folder, find_source
+from rewired.sources import checkpoint_folder
 
 from . import torchrun
 from .contenders import NONE, Contender, contenders
@@ -73,16 +71,11 @@ class _Model:
 
 def _find(request: BenchRequest) -> _Model:
     """Raises ValueError where there is no such model, or it has fewer layers."""
-    name = request.model.lower().removesuffix("-instruct")
-    if name in named_shapes() and not Path(request.model).is_dir():
-        shape = _cut(named_shapes()[name], request.layers)
+    named = named_shape(request.model)
+    if named is not None:
+        shape = _cut(named, request.layers)
         return _Model(shape, asdict(shape), [])
-    try:
-        source = find_source(request.model)
-    except ValueError as error:
-        raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
-    with TemporaryDirectory(prefix="rewired-") as scratch:
-        checkpoint = Checkpoint.open(source.preview(Path(scratch)))
+    checkpoint = find_checkpoint(request.model)
     shape = _cut(checkpoint.shape, request.layers)
     whole = request.layers is None and checkpoint.is_rewired
     return _Model(

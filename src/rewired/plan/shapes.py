@@ -21,15 +21,22 @@ def named_shapes() -> dict[str, LlamaShape]:
 
 def find_shape(model: str) -> LlamaShape:
     """The shape that a short name, a checkpoint's folder or a hub id means. Raises ValueError if there is none."""
-    name = model.lower().removesuffix("-instruct")
-    if name in named_shapes() and not Path(model).is_dir():
-        return named_shapes()[name]
+    return named_shape(model) or find_checkpoint(model).shape
+
+
+def named_shape(model: str) -> LlamaShape | None:
+    """The shape of a short name, if `model` is one; a folder of that name comes first."""
+    return None if Path(model).is_dir() else named_shapes().get(model.lower().removesuffix("-instruct"))
+
+
+def find_checkpoint(model: str) -> Checkpoint:
+    """The config of a checkpoint, by its folder or hub id. Raises ValueError if there is none."""
     try:
         source = find_source(model)
     except ValueError as error:
         raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
     with TemporaryDirectory(prefix="rewired-") as scratch:
-        return Checkpoint.open(source.preview(Path(scratch))).shape
+        return Checkpoint.open(source.preview(Path(scratch)))
 
 
 def attention_weights(shape: LlamaShape) -> int:
