@@ -79,6 +79,17 @@ def _umbrella(
     """Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish."""
 
 
+def positive_integers(flag: str, text: str, what: str) -> tuple[int, ...]:
+    """Those of `1,16,64`, which `flag` takes as a list of `what`. Raises ValueError."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise ValueError(f"{flag} {text} is no list of {what}: give integers of at least 1, such as 1,16,64.")
+    return values
+
+
 @contextmanager
 def report_errors(command: str, when_interrupted: str = "interrupted.") -> Iterator[None]:
     """What goes wrong, as one sentence on stderr.

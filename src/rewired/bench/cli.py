@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rewired.cli import report_errors
+from rewired.cli import positive_integers, report_errors
 from rewired.extras import needs
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import TRANSFORMERS, BenchRequest, names, numbers
+from .request import TRANSFORMERS, BenchRequest, names
 
 _WIRINGS = "ladder,ladder+peek,parallel,desync-2x,desync-4x,partial-0.5,none"
 
@@ -105,18 +105,22 @@ def _bench(
             compiled and engine == TRANSFORMERS,
             engine,
         )
-        results = bench(request, ranks, numbers("--batch", batch), out, profile)
+        results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
         if torchrun.is_first_rank():
             _write(results, out)
 
 
 def _ranks(tp: str | None) -> tuple[int, ...]:
     if not torchrun.is_joined():
-        return numbers("--tp", tp or "2")
+        return _each_once("--tp", tp or "2", "ranks")
     ranks = (torchrun.world_size(),)
-    if tp is not None and numbers("--tp", tp) != ranks:
+    if tp is not None and _each_once("--tp", tp, "ranks") != ranks:
         raise ValueError(f"--tp is {tp}, and torchrun has started {ranks[0]} ranks: leave it out.")
     return ranks
+
+
+def _each_once(flag: str, text: str, what: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(positive_integers(flag, text, what)))
 
 
 def _write(results: Mapping[str, Any], out: Path) -> None:

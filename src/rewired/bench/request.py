@@ -43,17 +43,6 @@ class BenchRequest:
             raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")
 
 
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """The positive integers of `1,2,4`, each once. Raises ValueError."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise ValueError(f"{flag} {text} is no list of numbers: give integers of at least 1, such as 1,4,16.")
-    return tuple(dict.fromkeys(values))
-
-
 def names(flag: str, text: str) -> tuple[str, ...]:
     """The words of `a,b,c`. Raises ValueError where one is empty."""
     words: Sequence[str] = [word.strip() for word in text.split(",")]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rewired.cli import report_errors
+from rewired.cli import positive_integers, report_errors
 from rewired.quantities import count
 
 
@@ -100,7 +100,7 @@ def _plan(
             tp,
             prompt,
             new,
-            _batches(batch or "1,16,64"),
+            positive_integers("--batch", batch or "1,16,64", "batches"),
             goal,
             max_kl,
             frontier,
@@ -131,7 +131,7 @@ def _train(
     from .grids import plan_grids
     from .shapes import find_shape
 
-    sequences = _batches(batch or str(nodes * gpus_per_node))
+    sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
     if len(sequences) > 1:
         raise ValueError(f"--batch {batch} is several: a training step has one number of sequences.")
     if tokens < 1:
@@ -150,13 +150,3 @@ def _gpus(text: str) -> tuple[int, int]:
     if not matched:
         raise ValueError(f"--gpus {text} is no number of GPUs: give 8, or 4x8 for four nodes of eight.")
     return int(matched[1] or 1), int(matched[2])
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        batches = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        batches = ()
-    if not batches or min(batches) < 1:
-        raise ValueError(f"--batch {text} is no list of batches: give integers of at least 1, such as 1,16,64.")
-    return batches
