@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp bench-evaluate gpu dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-evaluate gpu dist clean
 
 install: $(STAMP)
 
@@ -45,9 +45,6 @@ demo: install
 
 bench-convert: install
 	$(VENV)/python bench/bench_convert.py
-
-bench-tp: install
-	$(VENV)/python bench/bench_tp.py
 
 # everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
 gpu:
