@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from paired import Pairs, interleaved, milliseconds, speed
+from training_step import step_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
@@ -96,9 +97,7 @@ class Steps:
         state = AutoModelForCausalLM.from_pretrained(self.wired["s"], dtype=torch.float32)
         model = LlamaForCausalLM(_dense(state.config))
         model.load_state_dict(state.state_dict())
-        return self._step(
-            SFTTrainer(model, self._arguments(), train_dataset=self.rows, processing_class=self.tokenizer)
-        )
+        return step_of(SFTTrainer(model, self._arguments(), train_dataset=self.rows, processing_class=self.tokenizer))
 
     def ours(self, name: str, train: str, distills: bool = False) -> Callable[[], None]:
         model: Any = AutoModelForCausalLM.from_pretrained(self.wired[name], dtype=torch.float32)
@@ -113,7 +112,7 @@ class Steps:
         if distills:
             teacher = beside(model, self.wired[name])
             add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config))
-        return self._step(trainer)
+        return step_of(trainer)
 
     def _arguments(self) -> SFTConfig:
         return SFTConfig(
@@ -124,22 +123,6 @@ class Steps:
             activation_checkpointing=False,
             max_length=None,
         )
-
-    @staticmethod
-    def _step(trainer: Any) -> Callable[[], None]:
-        trainer.create_optimizer()
-        batches = list(trainer.get_train_dataloader())
-        model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from
-
-        def step() -> None:
-            batch = batches[0]
-            batches.append(batches.pop(0))
-            count = (batch["labels"][:, 1:] != -100).sum()
-            trainer.training_step(model, dict(batch), num_items_in_batch=count)
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
-
-        return step
 
 
 def _dense(config: Any) -> Any:

@@ -21,11 +21,11 @@ import torch
 from datasets import Dataset
 from part import parser, progress, random_checkpoint, random_tokens, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 import rewired  # noqa: F401 - registers the rewired classes
+from bench.training_step import Step, step_of
 from rewired.adapt.losses import liger, token_loss
 from rewired.adapt.losses.distillation import add_losses
 from rewired.adapt.losses.token_loss import TokenLoss
@@ -37,7 +37,6 @@ from rewired.plan.shapes import named_shapes
 
 WARM_UP = 3
 BATCHES = 4  # of different rows, in turns
-Step = Callable[[], None]
 
 
 def main() -> None:
@@ -179,24 +178,6 @@ class Trainings:
             report_to="none",
             **options,
         )
-
-
-def step_of(trainer: Any) -> Step:
-    if trainer.args.use_liger_kernel:  # which train() would do
-        apply_liger_kernel(trainer.model, trainer.args.liger_kernel_config)
-    trainer.create_optimizer()
-    batches = list(trainer.get_train_dataloader())
-    model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from
-
-    def step() -> None:
-        batch = batches[0]
-        batches.append(batches.pop(0))
-        count = (batch["labels"][:, 1:] != -100).sum()
-        trainer.training_step(model, dict(batch), num_items_in_batch=count)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
-
-    return step
 
 
 if __name__ == "__main__":
