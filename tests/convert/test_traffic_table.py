@@ -1,0 +1,90 @@
+"""The table that a conversion prints: all-reduces and bytes, layer by layer, before and after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rewired.convert import Request, convert
+
+from .checkpoints import config_of, run
+
+
+def test_the_table_tells_collectives_before_and_after(source: Path) -> None:
+    options = ["--desync-layers", "2-6", "--desync-every", "4", "--json"]
+    report = json.loads(run("convert", "tiny-llama", *options, cwd=source.parent).stdout)
+    # 32 channels of 4 bytes, sent 2 * 3 / 4 times by each of 4 ranks
+    assert report["per_token_dense"] == {"all_reduces": 12, "exposed": 12, "bytes_sent": 12 * 32 * 4 * 3 // 2}
+    assert report["per_token"] == {"all_reduces": 6, "exposed": 6, "bytes_sent": 6 * 32 * 4 * 3 // 2}
+    assert [row["wiring"] for row in report["layers"]] == ["standard", "desync-4x"]
+    assert report["tp_shards"] == 4
+    assert "4 KV heads" in report["notes"][0]
+
+
+def test_ladder_hides_every_all_reduce_but_its_region_s_last(source: Path) -> None:
+    request = Request([{"layers": "2-6", "preset": "ladder"}])
+    traffic = convert(source, request=request, dry_run=True).plan.table.total
+    assert (traffic.all_reduces, traffic.exposed) == (12, 4)  # layer 1's MLP hides too, and the final norm waits
+
+
+def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
+    request = Request([{"layers": "0-", "preset": "partial", "shared_fraction": 0.5}])
+    table = convert(source, request=request, dry_run=True).plan.table
+    assert table.total.bytes_sent / table.dense.bytes_sent == pytest.approx((11 * 0.5 + 1) / 12)
+
+
+def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) -> None:
+    options = ["--standard-layers", "0-2", "--ladder-layers", "2-", "--payload", "int4"]
+    done = run("convert", "tiny-llama", "out", *options, cwd=source.parent)
+    assert done.returncode == 0, done.stderr
+    assert config_of(source.parent / "out")["wiring"] == [
+        {"layers": "0-2", "preset": "standard", "payload": "int4"},
+        {"layers": "2-6", "preset": "ladder", "payload": "int4"},
+    ]
+    note = "A rank that holds several of the 4 shards sends the part of each"
+    printed = run("rewired", "info", "out", cwd=source.parent).stdout
+    assert "standard + int4" in printed and note in " ".join(printed.split())
+    assert note in (source.parent / "out" / "README.md").read_text()
+    told = json.loads(run("rewired", "info", "out", "--json", cwd=source.parent).stdout)
+    assert told["per_token"]["bytes_sent"] == 12 * (64 // 2 + 2) * 3 // 2  # 32 channels fill half of a group
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--payload", "int8"], "--payload goes with the layers to rewire: name them"),
+        (
+            ["--ladder-layers", "2-4", "--payload", "int2"],
+            "'payload' of layers 2-4 is 'int2': it must be 'full'",
+        ),
+        (
+            ["--desync-layers", "2-4", "--payload", "8:0.5,0:0.5"],
+            "'desync' layers 2-4 reduce nothing after",
+        ),
+    ],
+)
+def test_other_payloads_are_refused(options: list[str], sentence: str, source: Path) -> None:
+    done = run("convert", "tiny-llama", *options, cwd=source.parent)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert sentence in done.stderr
+
+
+def test_the_printed_table_shows_layers_and_totals(source: Path) -> None:
+    printed = run("convert", "tiny-llama", "--ladder-layers", "2-4", cwd=source.parent).stdout
+    assert "wrote tiny-llama-ladder-2-4" in printed
+    assert "before: dense" in printed and "rank, 4 shards" in printed
+    assert "tp_shards 4 (the largest number up to 8 that divides 8 heads, 4 KV heads and MLP width 48)" in printed
+
+
+def test_brackets_are_printed_as_they_are(source: Path) -> None:
+    done = run("convert", "tiny-llama", "[mine]-hybrid", "--ladder-layers", "2-4", cwd=source.parent)
+    assert "wrote [mine]-hybrid" in done.stdout
+
+
+def test_the_table_of_one_shard(source: Path) -> None:
+    printed = run(
+        "convert", "tiny-llama", "--dry-run", "--ladder-layers", "2-4", "--tp-shards", "1", cwd=source.parent
+    ).stdout
+    assert "rank, 1 shard " in printed
