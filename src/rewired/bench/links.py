@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 from . import torchrun
-from .link import EmulatedLink, group_over_fast_link
+from .link import EmulatedLink, group_over_fast_link, let_gloo_preempt
 from .request import BenchRequest
 
 LOOPBACK, NCCL, NO_P2P = "loopback", "nccl", "no-p2p"
@@ -53,7 +53,9 @@ def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
         return {request.link or NCCL: world}
     if request.link is None or tp == 1:
         return {LOOPBACK: world}
-    return {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
+    both = {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
+    let_gloo_preempt()
+    return both
 
 
 def _go_through_host_memory(rank: int) -> None:
