@@ -16,6 +16,8 @@ from trl import SFTConfig
 
 from rewired.progress import announce
 
+from .comm.communication import Communication
+from .comm.nodes import Nodes
 from .losses import liger, token_loss
 from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
@@ -47,6 +49,7 @@ def make_trainer(
     teacher = make_teacher(model, recipe, config, start) if needs_teacher else None  # before TRL wraps the model
     if config.packing and not recipe.streaming:
         announce(f"Packing rows to {config.max_length:,} tokens.")
+    sharding = {"communication": _communication(recipe, model, teacher)} if recipe.is_sharded else {}
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=_trainer_config(recipe, config, folder),
@@ -54,6 +57,7 @@ def make_trainer(
         processing_class=checked.tokenizer,
         callbacks=[LogBeforeSaving()],
         losses=recipe.losses,
+        **sharding,
     )
     if teacher is not None:
         _patch_forward(unwrapped(model), teacher, recipe, config)
@@ -80,6 +84,17 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
         whole=recipe.align,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
     )
+
+
+def _communication(recipe: Recipe, student: Any, teacher: Teacher | None) -> Communication | None:
+    """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights."""
+    comm = recipe.comm_options
+    if comm is None:
+        return None
+    nodes = Nodes.of(comm.node_size(recipe.fsdp_size), student.device.type)
+    if teacher is not None:
+        Communication(teacher.model, comm, nodes)
+    return Communication(student, comm, nodes)
 
 
 def _patch_forward(student: Any, teacher: Teacher, recipe: Recipe, config: SFTConfig) -> None:

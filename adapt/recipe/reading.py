@@ -22,7 +22,7 @@ from .unsupported import UNSUPPORTED
 
 _STAGES = "stages"  # a list of what each stage changes of the recipe
 _EXTENDS = "extends"  # another recipe, from which this one inherits
-_YAML_KEYS = ("wiring", "datasets")  # whose values are YAML on the command line, too
+_YAML_KEYS = ("wiring", "datasets", "comm")  # whose values are YAML on the command line, too
 # transformers' older names, which it reads only where the new one is not given
 _NEW_NAMES = {
     "gradient_checkpointing": "activation_checkpointing",

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME
 
+from ..comm.communication import Communication
 from .trainer import AdaptTrainer
 
 _MOMENTS = "optimizer"
@@ -26,10 +27,17 @@ class ShardedTrainer(AdaptTrainer):
     model: Any
     lr_scheduler: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, communication: Communication | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._communication = communication
         # autocast keeps the copies that it casts until forward ends: of gathered weights, those of all layers
         self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
+        if self._communication is not None:
+            self._communication.follow(optimizer)
+        return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         assert output_dir is not None, "only checkpoints are saved"
@@ -45,12 +53,20 @@ class ShardedTrainer(AdaptTrainer):
         save_optimizer_distributed(self.model, self._bare_optimizer, str(Path(output_dir) / _MOMENTS))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        if self._communication is not None:
+            torch.save(self._communication.state_dict(), self._communication_file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         load_optimizer_distributed(self.model, self._bare_optimizer, str(Path(checkpoint) / _MOMENTS))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        if self._communication is not None:
+            state = torch.load(self._communication_file(checkpoint), map_location=self.args.device, weights_only=True)
+            self._communication.load_state_dict(state)
+
+    def _communication_file(self, folder: str) -> Path:
+        return Path(folder) / f"communication-{self.args.process_index}.pt"
 
     @property
     def _bare_optimizer(self) -> torch.optim.Optimizer:

@@ -1,4 +1,6 @@
-"""Quantisation of what a reduction sends: symmetric, with a scale for each token and group of 64 channels.
+"""Quantisation of what ranks send each other: symmetric, with a scale for each group of numbers.
+
+Of a reduction a group is 64 channels of a token; adapt's comm has groups of its own.
 
 A group x becomes whole numbers q from -m to m, m = 2^(bits - 1) - 1, and a scale s, max |x| / m in bfloat16:
 q = round(x / s), and x is about s q. Packed, a group is a row of bytes: its numbers, then its scale.
@@ -29,14 +31,14 @@ def split(tensor: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
     return tensor.split([channels for _, channels in sections], dim=-1)
 
 
-def in_groups(tensor: torch.Tensor) -> torch.Tensor:
-    """[..., C] -> [..., ceil(C / 64), 64], in float32 or more; a last group that is not full ends in zeros."""
+def in_groups(tensor: torch.Tensor, group: int = GROUP) -> torch.Tensor:
+    """[..., C] -> [..., ceil(C / group), group], in float32 or more; a last group that is not full ends in zeros."""
     widened = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    return pad(widened, (0, -tensor.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+    return pad(widened, (0, -tensor.shape[-1] % group)).unflatten(-1, (-1, group))
 
 
 def pack(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., 64] -> [..., 64 * bits / 8 + 2], bytes; of 4 bits, two numbers a byte."""
+    """[..., group] -> [..., group * bits / 8 + 2], bytes; of 4 bits, two numbers a byte."""
     numbers, scales = _quantise(groups, bits)
     if bits == 8:
         packed = numbers.to(torch.int8).view(torch.uint8)
@@ -47,8 +49,8 @@ def pack(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `pack` packed, as numbers of `dtype`: [..., 64 * bits / 8 + 2] -> [..., 64]."""
-    packed, scales = rows.split([GROUP * bits // 8, SCALE_BYTES], dim=-1)
+    """What `pack` packed, as numbers of `dtype`: [..., group * bits / 8 + 2] -> [..., group]."""
+    packed, scales = rows.split([rows.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
     if bits == 8:
         numbers = packed.contiguous().view(torch.int8).to(dtype)
     else:
@@ -57,7 +59,7 @@ def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., 64] -> whole numbers, [..., 64], and bfloat16 scales, [..., 1]. What is not finite makes its group NaN."""
+    """[..., group] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
     most = 2 ** (bits - 1) - 1
     scales = (groups.abs().amax(-1, keepdim=True) / most).to(torch.bfloat16)
     divisors = torch.where(scales == 0, 1.0, scales.to(groups.dtype))

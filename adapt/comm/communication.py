@@ -1,0 +1,76 @@
+"""A model's communication, as a recipe's `comm` says: what stands in the place of FSDP2's own, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from ..recipe.comm import Comm
+from .gradients import GradientScatter
+from .nodes import Nodes
+from .packing import Layout, Packing
+from .weights import WeightGather
+
+
+class Communication:
+    """Sends the weights and gradients of a model that transformers has sharded by FSDP2, over all ranks."""
+
+    def __init__(self, model: nn.Module, comm: Comm, nodes: Nodes) -> None:
+        self.trained = dict[str, WeightGather]()
+        self.gradients = dict[str, GradientScatter]()
+        for name, module, parameters in _layers(model):
+            is_trained = any(parameter.requires_grad for parameter, _, _ in parameters)
+            packing = Packing(comm.weights, _layout(parameters)) if is_trained else None
+            keeps = comm.secondary_shard == "node" if is_trained else comm.gather_frozen == "once"
+            gather = WeightGather(nodes, packing, keeps)
+            module.set_custom_all_gather(gather)
+            if is_trained:
+                trained = [entry for entry in parameters if entry[0].requires_grad]
+                self.trained[name], self.gradients[name] = gather, GradientScatter(nodes, _layout(trained), comm)
+                module.set_custom_reduce_scatter(self.gradients[name])
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gather weights anew after each of the optimizer's steps."""
+        optimizer.register_step_post_hook(lambda *_: self.weights_changed())
+
+    def weights_changed(self) -> None:
+        for gather in self.trained.values():
+            gather.forget()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What error feedback remembers on this rank; a training is resumed with it."""
+        return {name: one.error for name, one in self.gradients.items() if one.error is not None}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, error in state.items():
+            self.gradients[name].error = error
+
+
+_Entry = tuple[nn.Parameter, int, bool]  # a parameter, the numbers of its padded shard, whether it is a matrix
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any, list[_Entry]]]:
+    """The modules that FSDP2 gathers one by one, and the parameters that it sends of each, in its order.
+
+    Only FSDP2's own list of them has modules that were grouped.
+    """
+    seen = set[int]()
+    for name, module in model.named_modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            if id(group) not in seen:
+                seen.add(id(group))
+                yield name, module, [_entry(parameter) for parameter in group.fsdp_params]
+
+
+def _entry(parameter: Any) -> _Entry:
+    owner = parameter._module_info
+    is_matrix = isinstance(owner.module, nn.Linear | nn.Embedding) and owner.param_name == "weight"
+    return parameter.sharded_param, parameter.padded_sharded_param_size.numel(), is_matrix
+
+
+def _layout(entries: list[_Entry]) -> Layout:
+    return Layout([numbers for _, numbers, _ in entries], [is_matrix for _, _, is_matrix in entries])

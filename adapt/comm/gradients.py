@@ -1,0 +1,89 @@
+"""FSDP2's reduce-scatter of gradients in two hops of all-to-all: inside the node, then between nodes.
+
+Each hop sends quantised parts, and sums what it received in float32 (qgZ of ZeRO++, arXiv 2306.10209, section 3.3):
+nothing is quantised twice on its way but the sums of nodes. Rank k of a node first sums up the slices of all ranks that
+have the number k in their nodes, so that after the second hop each slice is where it belongs: the paper's reordering
+of slices (its equations 1 and 2).
+
+A rotation is linear, and sums are taken of rotated gradients; it is undone once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from rewired.model.quantisation import pack, unpack
+
+from ..recipe.comm import Comm
+from .nodes import Nodes, all_to_all
+from .packing import Layout, Packing, Parts, rotate
+
+_ERROR_BITS = 8
+_NEW_ERROR = 0.5  # the share of a step's error in the moving average
+
+
+class GradientScatter(ReduceScatter):
+    """The reduce-scatter of one layer's gradients, whose `layout` is that of the parameters that are trained."""
+
+    def __init__(self, nodes: Nodes, layout: Layout, comm: Comm) -> None:
+        self.nodes, self.layout, self.comm = nodes, layout, comm
+        self.error: torch.Tensor | None = None  # of the last hop, packed: [receivers, ..., blocks, bytes of a block]
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Complete on return: on a GPU on the stream that FSDP2 reduces on."""
+        shape = (self.nodes.count, self.nodes.ranks)
+        blocks, others = self.layout.split(input_tensor.view(*shape, -1))
+        if self.comm.hadamard:
+            blocks = rotate(blocks)
+        parts = Parts(blocks.transpose(0, 1), others.transpose(0, 1))  # [ranks, nodes, ...]: for each rank of the node
+        hops = [(self.comm.gradients_in_node, self.nodes.within), (self.comm.gradients, self.nodes.between)]
+        for dtype, hop in hops:
+            is_last = hop is hops[-1][1] or self.nodes.count == 1
+            parts = self._hop(parts, Packing(dtype, self.layout), hop, is_last) if hop.size() > 1 else _only(parts)
+        if self.comm.hadamard:
+            parts = parts._replace(blocks=rotate(parts.blocks))
+        output_tensor.copy_(self.layout.join(parts) * _factor(op, group.size()))
+
+    def _hop(self, parts: Parts, packing: Packing, group: ProcessGroup, is_last: bool) -> Parts:
+        """Row k of every rank's `parts` to rank k of the group, which gets their sum."""
+        with_feedback = self.comm.error_feedback and is_last and packing.dtype != "bf16"
+        if with_feedback and self.error is not None:
+            parts = parts._replace(blocks=parts.blocks + unpack(self.error, _ERROR_BITS, torch.float32))
+        packed = packing.pack(parts)
+        if with_feedback:
+            self._remember(parts.blocks - packing.unpack(packed).blocks)
+        blocks, others = packing.unpack(all_to_all(packed, group))
+        return Parts(blocks.sum(0), others.sum(0))
+
+    def _remember(self, lost: torch.Tensor) -> None:
+        """LoCo's moving average of what quantisation loses, kept in 8 bits (arXiv 2407.04480)."""
+        before = 0.0 if self.error is None else unpack(self.error, _ERROR_BITS, torch.float32)
+        self.error = pack((1 - _NEW_ERROR) * before + _NEW_ERROR * lost, _ERROR_BITS)
+
+
+def _only(parts: Parts) -> Parts:
+    """The sum over a group of one."""
+    return Parts(parts.blocks[0], parts.others[0])
+
+
+def _factor(op: Any, ranks: int) -> float:
+    """What the sum is multiplied by; FSDP2 has a factor of its own where set_gradient_divide_factor was called."""
+    if op == ReduceOp.AVG:
+        return 1 / ranks
+    return float(op.__getstate__()[1]) if op == ReduceOp.PREMUL_SUM else 1.0

@@ -1,0 +1,108 @@
+"""What FSDP2 sends, as bytes: matrices quantised in blocks of 128 numbers, all else as it is.
+
+FSDP2 sends the parameters of a layer in one flat shard, one after another. The weights of Linear and Embedding modules
+make nearly all of it; norms and gains, which are few and of another size, would spoil the blocks that they fell into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from rewired.model.quantisation import in_groups, pack, unpack
+
+BLOCK = 128  # numbers that share a scale, and are rotated together
+BITS = {"int8": 8, "int4": 4}
+
+
+class Parts(NamedTuple):
+    """A shard's matrices in blocks, [..., n, 128], and its other numbers, [..., m], both in float32."""
+
+    blocks: torch.Tensor
+    others: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a flat shard: how many numbers each has, and whether it is a matrix to be quantised."""
+
+    sizes: Sequence[int]
+    is_matrix: Sequence[bool]
+
+    def split(self, flat: torch.Tensor) -> Parts:
+        """[..., sum of sizes] -> its parts; the last block ends in zeros."""
+        parts = flat.split(list(self.sizes), dim=-1)
+        return Parts(in_groups(self._chosen(parts, True), BLOCK), self._chosen(parts, False).float())
+
+    def join(self, parts: Parts) -> torch.Tensor:
+        """The inverse of `split`, in float32."""
+        matrices = iter(parts.blocks.flatten(-2)[..., : self.numbers(True)].split(self._sizes(True), dim=-1))
+        others = iter(parts.others.split(self._sizes(False), dim=-1))
+        return torch.cat([next(matrices if is_matrix else others) for is_matrix in self.is_matrix], dim=-1)
+
+    def numbers(self, is_matrix: bool) -> int:
+        """How many numbers the matrices have, or all else."""
+        return sum(self._sizes(is_matrix))
+
+    def _sizes(self, is_matrix: bool) -> list[int]:
+        return [size for size, kind in zip(self.sizes, self.is_matrix, strict=True) if kind == is_matrix]
+
+    def _chosen(self, parts: Sequence[torch.Tensor], is_matrix: bool) -> torch.Tensor:
+        chosen = [part for part, kind in zip(parts, self.is_matrix, strict=True) if kind == is_matrix]
+        return torch.cat(chosen, dim=-1) if chosen else parts[0][..., :0]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Parts as bytes and back. `dtype` is what the blocks are sent in: int8, int4 or bf16; all else is float32."""
+
+    dtype: str
+    layout: Layout
+
+    def pack(self, parts: Parts) -> torch.Tensor:
+        """-> [..., bytes], uint8."""
+        if self._bits is None:
+            blocks = parts.blocks.to(torch.bfloat16).contiguous().view(torch.uint8)
+        else:
+            blocks = pack(parts.blocks, self._bits)
+        return torch.cat([parts.others.contiguous().view(torch.uint8), blocks.flatten(-2)], dim=-1)
+
+    def unpack(self, packed: torch.Tensor) -> Parts:
+        """The inverse of `pack`, but for what was rounded."""
+        others, blocks = packed.tensor_split([4 * self.layout.numbers(False)], dim=-1)
+        count = -(-self.layout.numbers(True) // BLOCK)
+        rows = blocks.unflatten(-1, (count, blocks.shape[-1] // max(count, 1)))
+        numbers = _as(torch.bfloat16, rows).float() if self._bits is None else unpack(rows, self._bits, torch.float32)
+        return Parts(numbers, _as(torch.float32, others))
+
+    @property
+    def _bits(self) -> int | None:
+        """None where nothing is quantised."""
+        return BITS.get(self.dtype) if self.layout.numbers(True) else None
+
+
+def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:
+    """The numbers that `packed` are the bytes of, in a copy: a slice of bytes may begin anywhere."""
+    numbers = packed.new_empty(*packed.shape[:-1], packed.shape[-1] // dtype.itemsize, dtype=dtype)
+    numbers.view(torch.uint8).copy_(packed)
+    return numbers
+
+
+def rotate(blocks: torch.Tensor) -> torch.Tensor:
+    """Every block times the Hadamard matrix over sqrt(128), which is its own inverse: a large number's share is spread
+    over its block, so that the scale need not be made for it (SDP4Bit, arXiv 2410.15526)."""
+    return blocks @ _hadamard(blocks.device)
+
+
+@cache
+def _hadamard(device: torch.device) -> torch.Tensor:
+    """Sylvester's construction: H_2n = [[H, H], [H, -H]]."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < BLOCK:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return (matrix / math.sqrt(BLOCK)).to(device)

@@ -1,0 +1,62 @@
+"""FSDP2's all-gather of weights in two hops: between nodes, quantised, then inside the node.
+
+    rank 1 of node 0     shard 1 ─┐ between         ┌─ within
+    rank 1 of node 1     shard 3 ─┴─> shards 1, 3 ──┴─> shards 0, 1, 2, 3
+
+After the first hop the ranks of a node hold all of the weights between them: a secondary shard (hpZ of ZeRO++, arXiv
+2306.10209, section 3.2). It stays good until the weights change, and so backward, and all else that runs before the
+optimizer's next step, takes the second hop only. It is the very bytes that forward received: no copy that a gather
+could overtake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
+
+from .nodes import Nodes, all_gather
+from .packing import Packing
+
+
+class WeightGather(AllGather):
+    """The all-gather of one layer's weights, packed by `packing`; without one they are sent as they are."""
+
+    def __init__(self, nodes: Nodes, packing: Packing | None, keeps: bool) -> None:
+        self.nodes, self.packing, self.keeps = nodes, packing, keeps
+        self.secondary: torch.Tensor | None = None  # [nodes, bytes]
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Complete on return: on a GPU on the stream that FSDP2 gathers on, which hides it behind compute."""
+        shards = self.secondary
+        if shards is None:
+            shards = self._between(self._packed(input_tensor))  # before the output is written, of which the input is
+            self.secondary = shards if self.keeps else None
+        gathered = all_gather(shards, self.nodes.within).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
+        output_tensor.copy_(self._unpacked(gathered, output_tensor.dtype).flatten())
+
+    def forget(self) -> None:
+        """The weights have changed: the next gather crosses nodes."""
+        self.secondary = None
+
+    def _between(self, packed: torch.Tensor) -> torch.Tensor:
+        return all_gather(packed, self.nodes.between)
+
+    def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
+        if self.packing is None:
+            return shard.clone().view(torch.uint8)
+        return self.packing.pack(self.packing.layout.split(shard))
+
+    def _unpacked(self, gathered: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # [ranks, numbers of a shard]
+        if self.packing is None:
+            return gathered.contiguous().view(dtype)
+        return self.packing.layout.join(self.packing.unpack(gathered))

@@ -1,0 +1,86 @@
+"""A recipe's `comm`: how weights and gradients travel between the ranks of FSDP2."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+_CHOICES = {
+    "weights": ("int8", "bf16"),
+    "gradients": ("int4", "int8", "bf16"),
+    "gradients_in_node": ("int4", "int8", "bf16"),
+    "secondary_shard": ("node", "none"),
+    "gather_frozen": ("once", "each"),
+}
+_SWITCHES = ("hadamard", "error_feedback")
+
+
+@dataclass(frozen=True)
+class Comm:
+    """The keys of `comm`, each with its default.
+
+    `weights` and `gradients` are how these cross nodes, `gradients_in_node` how gradients travel inside one. With a
+    `secondary_shard`, the ranks of a node keep what crossed until the weights change. `hadamard` rotates gradients in
+    groups of 128 before they are quantised, and `error_feedback` adds to each what the earlier ones lost. Weights that
+    are not trained are never quantised; gathered `once`, they cross nodes a single time. `ranks_per_node` is the
+    launcher's number unless given.
+    """
+
+    weights: str = "int8"
+    gradients: str = "int4"
+    gradients_in_node: str = "int8"
+    secondary_shard: str = "node"
+    hadamard: bool = True
+    error_feedback: bool = False
+    gather_frozen: str = "once"
+    ranks_per_node: int | None = None
+
+    @classmethod
+    def from_recipe(cls, value: Any) -> Comm:
+        """The name of a preset, or a mapping with these fields. Raises ValueError for anything else."""
+        if isinstance(value, str) and value in PRESETS:
+            return PRESETS[value]
+        if not isinstance(value, Mapping):
+            raise ValueError(f"comm is {value!r}: give {', '.join(PRESETS)}, or a mapping of {', '.join(_names())}.")
+        for key in value:
+            if key not in _names():
+                near = difflib.get_close_matches(str(key), _names(), 1)
+                hint = f": did you mean '{near[0]}'?" if near else f": there are {', '.join(_names())}."
+                raise ValueError(f"comm has the unknown key '{key}'{hint}")
+        comm = cls(**value)
+        comm._check()
+        return comm
+
+    def node_size(self, ranks: int) -> int:
+        """How many of all `ranks` are on a node. Raises ValueError where they do not make whole nodes."""
+        size = self.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        if ranks % size:
+            raise ValueError(f"{ranks} ranks do not make nodes of {size}: give another ranks_per_node in comm.")
+        return size
+
+    def _check(self) -> None:
+        values = asdict(self)
+        for key, choices in _CHOICES.items():
+            if values[key] not in choices:
+                raise ValueError(f"comm has {key} {values[key]!r}: choose {', '.join(choices)}.")
+        for key in _SWITCHES:
+            if not isinstance(values[key], bool):
+                raise ValueError(f"comm has {key} {values[key]!r}: give true or false.")
+        ranks = self.ranks_per_node
+        if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
+            raise ValueError(f"comm has ranks_per_node {ranks!r}: give a number above 0.")
+        if "bf16" == self.gradients == self.gradients_in_node and (self.hadamard or self.error_feedback):
+            raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
+
+
+def _names() -> list[str]:
+    return [one.name for one in fields(Comm)]
+
+
+PRESETS = {
+    "slow-link": Comm(),
+    "zero++": Comm(gradients_in_node="int4", hadamard=False),  # arXiv 2306.10209
+}
