@@ -21,6 +21,7 @@ from rewired.convert.plan import Plan, make_plan
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.progress import announce
+from rewired.rotate.original import in_basis_of
 from rewired.sources import checkpoint_folder, find_source
 
 from .model.lora import add_lora
@@ -53,8 +54,10 @@ class Start:
 
     @property
     def original(self) -> Path:
-        """The original's folder. Raises ValueError if it does not exist any more."""
-        return provenance.find(self.base, self.folder) if self.changed or self.ends_changed else self.folder
+        """The original's folder, in the student's basis. Raises ValueError if it does not exist any more."""
+        if not (self.changed or self.ends_changed):
+            return self.folder
+        return in_basis_of(self.folder, provenance.find(self.base, self.folder))
 
 
 def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:

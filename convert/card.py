@@ -23,6 +23,7 @@ def model_card(
     notes: Sequence[str],
     command: str,
     is_stock: bool,
+    is_rotated: bool,
     refitted: str,
 ) -> str:
     """README.md for the checkpoint `name`: front matter, the table of layers, and how to make, load and improve it.
@@ -42,7 +43,8 @@ def model_card(
         tp_shards=table.tp_shards,
         command=command,
         intro=(_INTRO_STOCK if is_stock else _INTRO).format(
-            base_model=base_model, weights=_REFITTED.format(refitted) if refitted else _UNCHANGED
+            base_model=base_model,
+            weights=_REFITTED.format(refitted) if refitted else _ROTATED if is_rotated else _UNCHANGED,
         ),
         imports=""
         if is_stock
@@ -63,7 +65,7 @@ def card_of_trained(card: str, name: str, base_model: str | None) -> str:
         *([(rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`")] if base_model else ()),
         (r"^# .*$", f"# {name}"),
         (re.escape(_FRESH), ""),
-        (re.escape(_UNCHANGED), "were trained since: see Training"),
+        (f"{re.escape(_UNCHANGED)}|{re.escape(_ROTATED)}", "were trained since: see Training"),
         (fitted, "were fitted and trained since: see Training"),
         (r'(?<=AutoModelForCausalLM\.from_pretrained\()"[^"]*"', json.dumps(name)),
         (r'(?<=AutoTokenizer\.from_pretrained\()"[^"]*"', json.dumps(name)),
@@ -122,6 +124,7 @@ _INTRO = (
     f"and what it reduces, and the weights {{weights}}.{_FRESH}"
 )
 _UNCHANGED = "are those of its source"
+_ROTATED = "are its source's, in another basis"
 _REFITTED = "of layers {}, which were fitted to what these layers now read"
 
 _INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."

@@ -74,6 +74,24 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
         )
 
 
+def check_basis(checkpoint: Checkpoint, gains: Collection[str] = ()) -> None:
+    """Raise ValueError where a rotation would leave what fits the channels that there are, such as stored `gains`."""
+    for name, what in _IN_A_BASIS.items():
+        if name in checkpoint.config:
+            raise ValueError(
+                f"{checkpoint.folder} was {what} in the basis that it has: --rotate the base that it was made from, "
+                f"{_base(checkpoint.config[name])}."
+            )
+    if gains:
+        raise ValueError(
+            f"{checkpoint.folder} holds gains (*_gain.weight) of its channels, and --rotate would change those: rotate "
+            "the model that it was trained from."
+        )
+
+
+_IN_A_BASIS = {"rotation": "rotated", "adapted": "trained", "refit": "refitted", "calibrated": "calibrated"}
+
+
 def _gained(wiring: Wiring) -> dict[str, tuple[Any, ...]]:
     """What each module that has a gain computes by."""
     return dict(zip(gain_names(wiring), (_function(m) for m in wiring.modules if m.reads_shards), strict=True))

@@ -16,12 +16,14 @@ import typer
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.cli import Command, new_app, report_errors
+from rewired.rotate.request import RECORD
 from rewired.sources import find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
 from .options import refit_request, regions_in
 from .request import Request
+from .rotation import notes_on_rotation
 from .traffic import LayerTable
 from .wiring_flags import Flags, regions_of, wiring_option, with_wiring_flags
 
@@ -97,6 +99,14 @@ def _convert(
         str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")
     ] = None,
     spill: Annotated[Path | None, _fitting("DIR", "Keep activations in files there, not in memory.")] = None,
+    rotate: Annotated[
+        str | None,
+        _fitting(
+            "KIND",
+            "Turn the stream's basis, at no cost at inference: hadamard, for quantised payloads, or missing, "
+            "for channels that are not sent.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(rich_help_panel=_REST, help="Also cast the weights: float32, bfloat16 or float16.")
     ] = None,
@@ -150,6 +160,7 @@ def _convert(
             to_llama=to_llama,
             dtype=dtype,
             copy=copy,
+            rotate=rotate,
             refit=refit_request(refit, calibrate, refit_tokens, spill),
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
@@ -182,11 +193,13 @@ def _info(
         shape.check_shards(tp_shards)
         table = LayerTable.of(checkpoint.wiring, tp_shards, checkpoint.dtype)
         if as_json:
-            print(json.dumps({"model_type": checkpoint.config["model_type"], **table.to_json()}, indent=2))
+            kind = {"model_type": checkpoint.config["model_type"], "rotation": checkpoint.config.get(RECORD)}
+            print(json.dumps(kind | table.to_json(), indent=2))
         else:
             from .report import print_table
 
-            print_table(f"{path} ({checkpoint.config['model_type']})", table)
+            notes = notes_on_rotation(checkpoint.config.get(RECORD))
+            print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
 
 
 @contextmanager

@@ -20,15 +20,18 @@ from rewired.checkpoint.rewired_llama import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.quantities import count
 from rewired.refit.cost import Cost
+from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
 from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
-from .changed_weights import check_gains
+from .changed_weights import check_basis, check_gains
 from .fit import OnLayer, check_text, fit, notes_on_fits, record
 from .job import Job
 from .plan import Plan, make_plan
 from .request import Request, default_name
+from .rotate import discard_rotated, rotate
+from .rotation import notes_on_rotation, text_of
 from .write import write
 
 if TYPE_CHECKING:
@@ -73,15 +76,18 @@ def convert(
     target, plan = _plan(origin, out, request, dry_run, force)
     if dry_run:
         taken = destination.note_on_taken(target, origin.folder, force)
-        return Conversion(target, replace(plan, notes=[*plan.notes, *taken]))
+        return Conversion(target, replace(plan, notes=[*plan.notes, *notes_on_rotation(plan.rotation), *taken]))
     with destination.staged_folder(target) as staging:
         job = _open(origin, request, plan, target)
+        if plan.rotation:
+            job = rotate(job, staging, on_bytes)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
         if plan.cost:
             outcome = fit(job, config, work, on_layer, on_cost)
             config = record(outcome, job, config, revision)
-        notes = [*plan.notes, *_notes_on_weights(job), *notes_on_fits(config)]
+        notes = [*plan.notes, *_notes_on_weights(job), *notes_on_rotation(config.get(RECORD)), *notes_on_fits(config)]
         notes = write(job, config, notes, outcome.files if outcome else {}, staging, on_bytes)
+        discard_rotated(staging)
         destination.check_free(target, origin.folder, force)  # it took time: something may have come there
     if outcome:
         shutil.rmtree(work)
@@ -98,8 +104,9 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
         if not dry_run:
             destination.check_free(target, origin.folder, force)
         checks_weights = dry_run and origin.folder is not None
-        if plan.cost and request.refit:
-            check_text(request.refit, preview if checks_weights else None)
+        for fit_request in (request.refit if plan.cost else None, text_of(request)):
+            if fit_request:
+                check_text(fit_request, preview if checks_weights else None)
         if checks_weights:
             _checked_tensors(preview, plan)
     return target, plan
@@ -108,24 +115,27 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
 def _open(origin: Source, request: Request, plan: Plan, target: Path) -> Job:
     """The whole checkpoint, downloaded if it has to be, its tensors checked."""
     checkpoint = Checkpoint.open(origin.fetch(request.dtype))
-    return Job(origin, checkpoint, _checked_tensors(checkpoint, plan), plan, request, target)
+    return Job(origin, checkpoint, checkpoint, _checked_tensors(checkpoint, plan), plan, request, target)
 
 
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo]:
     """The checkpoint's tensors.
 
-    Raises ValueError if they are not whole, or hold gains that the new wiring changes, and for a tokenizer that takes
-    code of its own.
+    Raises ValueError if they are not whole, or hold gains that the new wiring or a rotation changes, and for a
+    tokenizer that takes code of its own.
     """
     check_needs_no_code(checkpoint.folder)
     tensors = checkpoint.tensors()
-    check_gains(checkpoint, checkpoint.gains(tensors), plan.wiring, plan.tp_shards)
+    gains = checkpoint.gains(tensors)
+    check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
+    if plan.rotation:
+        check_basis(checkpoint, gains)
     return tensors
 
 
 def _config(job: Job) -> dict[str, Any]:
     """The source's config with the plan's wiring."""
-    config, dtype = without_foreign_code(json.dumps(job.checkpoint.config))[0], job.request.dtype
+    config, dtype = without_foreign_code(json.dumps(job.weights.config))[0], job.request.dtype
     if dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
     if job.request.to_llama:

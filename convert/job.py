@@ -16,10 +16,14 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Job:
-    """What the steps that write share: the checkpoint, its tensors, and the plan for the folder `out`."""
+    """What the steps that write share: the checkpoint, its tensors, and the plan for the folder `out`.
+
+    `weights` is the checkpoint that has the tensors: the source's own or, where they were rotated, one of ours.
+    """
 
     source: Source
     checkpoint: Checkpoint
+    weights: Checkpoint
     tensors: Mapping[str, TensorInfo]
     plan: Plan
     request: Request
@@ -28,4 +32,4 @@ class Job:
     @property
     def files(self) -> dict[str, Path]:
         """The file of every tensor."""
-        return {name: self.checkpoint.folder / info.file for name, info in self.tensors.items()}
+        return {name: self.weights.folder / info.file for name, info in self.tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.llama import AUTHORS_LADDER
@@ -12,6 +13,7 @@ from rewired.refit.request import RefitRequest
 
 from .changed_weights import check_weights
 from .request import Request
+from .rotation import plan_rotation
 from .traffic import LayerTable
 
 
@@ -24,18 +26,20 @@ class Plan:
     table: LayerTable
     notes: list[str]
     cost: Cost | None = None  # of the refit that is asked for
+    rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
 
 
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     """The wiring that `request` makes of `checkpoint`. Raises ValueError when it does not fit the model."""
     shape = checkpoint.shape
-    if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit):
+    if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit or request.rotate):
         raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
     wiring = checkpoint.wiring.rewire(request.wiring)
     if request.to_llama and wiring.rewired_regions:
         raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
     shape.check_shards(tp_shards)
+    rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [_note_on_shards(checkpoint, request, wiring, tp_shards)], None
     if request.refit and is_refitted:
@@ -46,7 +50,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         notes += _check_fit(checkpoint, request.refit, wiring)
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
     table = LayerTable.of(wiring, tp_shards, request.dtype or checkpoint.dtype)
-    return Plan(wiring, tp_shards, table, notes, cost)
+    return Plan(wiring, tp_shards, table, notes, cost, rotation)
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:

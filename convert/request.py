@@ -23,6 +23,7 @@ class Request:
     to_llama: bool = False
     dtype: str | None = None
     copy: bool = False
+    rotate: str | None = None
     refit: RefitRequest | None = None
     command: str = "rewired.convert.convert(...)"  # what the model card names as the command that made it
 
@@ -31,6 +32,8 @@ def default_name(source: str, checkpoint: Checkpoint, request: Request) -> str:
     """What is done to `source`, as a folder's name: `llama-3.1-8b-ladder-16-32`."""
     named = checkpoint.shape.wiring(request.wiring).rewired_regions
     parts = [_slug(region) for region in named]
+    if request.rotate:
+        parts.append(request.rotate)
     if request.refit and (named or checkpoint.is_rewired):
         parts.append("refit" if request.refit.matrices else "calibrated")
     if not parts:

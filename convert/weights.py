@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -11,8 +10,7 @@ from typing import Any
 
 from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
 from rewired.checkpoint.dtypes import cast_size, needs_cast
-from rewired.checkpoint.safetensors_header import data_size, read_header
-from rewired.checkpoint.tensors import read_tensor, save_tensors
+from rewired.checkpoint.tensors import read_tensor, save_tensors, write_index
 
 from .disk_space import check_space
 from .job import Job
@@ -27,7 +25,7 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
 
     Files in which no tensor changes are linked, where that can be; the others are written anew.
     """
-    files, tensors, dtype = job.checkpoint.weight_files(), job.tensors, job.request.dtype
+    files, tensors, dtype = job.weights.weight_files(), job.tensors, job.request.dtype
     if dtype is not None and not needs_cast(tensors.values(), dtype):
         dtype = None
     holding_fitted = {tensors[name].file for name in fitted if name in tensors}
@@ -44,8 +42,8 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
         _gather(new, _free(staging / _NEW))
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
-    if new or (job.checkpoint.folder / INDEX).is_file():
-        _write_index(job.checkpoint, staging, is_same=not (new or dtype))
+    if new or (job.weights.folder / INDEX).is_file():
+        _write_index(job.weights, staging, is_same=not (new or dtype))
 
 
 def _can_link(source: Path, folder: Path) -> bool:
@@ -116,9 +114,4 @@ def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
         shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
         return
     old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
-    files = sorted(staging.glob("*.safetensors"))
-    index = {
-        "metadata": {**old.get("metadata", {}), "total_size": sum(map(data_size, files))},
-        "weight_map": {name: file.name for file in files for name in read_header(file)},
-    }
-    (staging / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_index(staging, old.get("metadata", {}))

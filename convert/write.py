@@ -16,6 +16,7 @@ from rewired.checkpoint.foreign_code import (
 )
 from rewired.checkpoint.rewired_llama import write_code
 from rewired.model.regions import parse_regions
+from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import model_card
@@ -47,6 +48,7 @@ def write(
         notes,
         job.request.command,
         is_stock=job.request.to_llama,
+        is_rotated=RECORD in config,
         refitted=_refitted(config),
     )
     (staging / "README.md").write_text(card, encoding="utf-8")

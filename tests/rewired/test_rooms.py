@@ -17,6 +17,7 @@ FLOORS = (
     ("checkpoint", "text"),
     ("evaluate", "serve"),
     ("refit",),
+    ("rotate",),
     ("convert",),
     ("adapt", "select"),
     ("plan",),

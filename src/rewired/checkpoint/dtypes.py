@@ -20,12 +20,13 @@ def parse_dtype(name: str) -> str:
     return name
 
 
-def check_types(tensors: Iterable[TensorInfo], dtype: str | None) -> None:
-    """Raise ValueError if one of `tensors`, cast to `dtype` if there is one, has a type that no fit is written in."""
+def check_types(tensors: Iterable[TensorInfo], dtype: str | None, what: str = "fitted") -> None:
+    """Raise ValueError if one of `tensors`, cast to `dtype` if there is one, has a type in which nothing is written
+    that is computed, that is `what`."""
     stored = {(_cast(info, dtype) if dtype else info).dtype for info in tensors}
     if odd := stored - set(DTYPES.values()):
         advice = "convert with --dtype bfloat16" if odd == {_DOUBLE} else "take weights that are not quantised"
-        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be fitted: {advice}.")
+        raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be {what}: {advice}.")
 
 
 def needs_cast(tensors: Iterable[TensorInfo], dtype: str) -> bool:

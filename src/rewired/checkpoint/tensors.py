@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .checkpoint import INDEX
+from .safetensors_header import data_size, read_header
 
 
 def read_tensor(path: Path, name: str) -> Any:
@@ -23,3 +28,13 @@ def save_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str] |
         save_file(tensors, path, metadata)
     except SafetensorError as error:  # a full disk, for example
         raise OSError(f"{path} cannot be written ({error}).") from None
+
+
+def write_index(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Write the index of all safetensors files in `folder`; its `metadata` with their size."""
+    files = sorted(folder.glob("*.safetensors"))
+    index = {
+        "metadata": {**metadata, "total_size": sum(map(data_size, files))},
+        "weight_map": {name: file.name for file in files for name in read_header(file)},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

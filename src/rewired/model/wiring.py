@@ -117,6 +117,11 @@ class ModuleWiring:
         return self.reduce != "none"
 
     @property
+    def leaves_channels(self) -> bool:
+        """Whether its reduction leaves the last channels to each shard."""
+        return self.reduce == "shared"
+
+    @property
     def is_exposed(self) -> bool:
         """Whether a collective starts after this module and is waited for at once."""
         return self.launches and not self.overlapped

@@ -181,9 +181,10 @@ class Sweep:
 
     def _step(self, module: RefitModule, stream: ResidualStream) -> ResidualStream:
         view, stream = module.read(on_device(stream, self.device))
-        return module.write(stream, self._hidden(module, view))
+        return module.write(stream, self.hidden(module, view))
 
-    def _hidden(self, module: RefitModule, view: torch.Tensor) -> torch.Tensor:
+    def hidden(self, module: RefitModule, view: torch.Tensor) -> torch.Tensor:
+        """The input of the module's last projection, [B, T, A], from its view, [B, T, H] or [r, B, T, H]."""
         return module.hidden(view, tuple(part[:, : view.shape[-2]] for part in self.position_embeddings))
 
     def _step_refitted(
@@ -204,7 +205,7 @@ class Sweep:
         hidden = []
         for batch in batches:
             view, _ = module.read(on_device(batch.refitted, self.device))
-            hidden.append(self.store.put(self._hidden(module, view)))
+            hidden.append(self.store.put(self.hidden(module, view)))
         if is_fitted and self.matrices:
             output = self.fitter.fit_output(module, hidden, batches, self.device)
             round_weights()

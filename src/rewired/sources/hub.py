@@ -25,6 +25,7 @@ COMPANION_FILES = (
     "LICENSE.*",
     "USE_POLICY*",
     "NOTICE*",
+    "rotation.npy",  # the basis of a rotated model's stream
 )
 _CONFIGS = ("config.json", "adapter_config.json")  # an adapter is refused by name
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")

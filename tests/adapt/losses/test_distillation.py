@@ -16,6 +16,9 @@ from rewired.adapt.losses.distillation import Losses, add_losses
 from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model.teacher import Teacher, beside
 from rewired.adapt.model.trainable import choose, rewired_layers
+from rewired.adapt.start import Start
+from rewired.checkpoint.provenance import record
+from rewired.sources import find_source
 from tests.adapt.world import LADDER, logits_of, make_rewired
 
 WIRINGS: dict[str, list[dict[str, Any]]] = {
@@ -164,6 +167,24 @@ def test_refitted_layers_learn_from_the_base(dense: Path, tmp_path: Path) -> Non
     ids = batch()["input_ids"]
     with torch.no_grad():
         torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rotated_student_is_compared_in_its_own_basis(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a base that was not rotated: of streams and of predictions, the losses are the same in every basis."""
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+    given, losses = batch(), []
+    for rotate in (None, "hadamard"):
+        folder = make_rewired(dense, tmp_path / f"{rotate}", LADDER, rotate=rotate)
+        original = Start(folder, record(find_source(str(dense)), dense), changed=(2, 3)).original
+        student, _ = distilled(folder, original, "norms_and_gains", weight=0.5, changed=[2, 3])
+        with torch.no_grad():
+            losses.append(student(**given, distils=True))
+            assert losses[-1].hidden > 0
+            wanted = logits_of(dense, given["input_ids"])
+            torch.testing.assert_close(student(input_ids=given["input_ids"], original=True), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-4)
 
 
 def test_layers_below_that_were_trained_before_are_the_originals_too(dense: Path, tmp_path: Path) -> None:
