@@ -137,9 +137,10 @@ def _convert(
     """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
 
     The weights do not change, so it takes seconds and, within one filesystem, no disk space; unless --dtype casts them,
-    or --refit fits them to their new wiring, by least squares on some text: a file, a folder, a dataset on the hub
-    (owner/name) or, where --refit comes last or before another option, a packaged mix of prose and chat. The result
-    loads with `AutoModelForCausalLM` after `import rewired`, or with `trust_remote_code=True`.
+    --rotate writes them in another basis, or --refit fits them to their new wiring, by least squares on some text: a
+    file, a folder, a dataset on the hub (owner/name) or, where --refit comes last or before another option, a packaged
+    mix of prose and chat. The result loads with `AutoModelForCausalLM` after `import rewired`, or with
+    `trust_remote_code=True`.
 
     Examples:
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.checkpoint.rewired_llama import wired_config
+from rewired.ranks import choose_device
 from rewired.rotate.request import BASIS_FILE, RECORD
 
 from .disk_space import check_space
@@ -41,6 +42,7 @@ def rotate(job: Job, staging: Path, on_bytes: Callable[[int], None]) -> Job:
     name = str(job.source.folder.resolve()) if job.source.folder else job.source.base_model
     config = job.checkpoint.config | {RECORD: job.plan.rotation | found | {"base": name}}
     (staging / _SCRATCH).mkdir()
+    basis = basis.to(choose_device("auto", 1))
     weights = write_rotated(job.checkpoint, basis, staging / _SCRATCH, config, dtype, on_bytes)
     request = replace(job.request, copy=False)  # files of our own are linked, not copied once more
     return replace(job, weights=weights, tensors=weights.tensors(), request=request)

@@ -85,6 +85,26 @@ def test_a_refit_fits_to_the_original_in_the_basis(dense: Path, text: Path, tmp_
     assert config_of(rotated.out)["refit"]["base"] == config_of(plain.out)["refit"]["base"]
 
 
+def test_an_interrupted_refit_goes_on_in_the_same_basis(dense: Path, text: Path, tmp_path: Path) -> None:
+    request, fitted = Request(PARTIAL, rotate="missing", refit=RefitRequest(str(text), 6144)), list[int]()
+
+    def stop(layer: int, layers: int, fits: list[Any]) -> None:
+        if layer == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(dense, tmp_path / "out", request, on_layer=stop)
+    assert [path.name for path in tmp_path.iterdir()] == [".out.refit"]
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / ".out.refit").iterdir()}
+    assert len(kept) > 1
+
+    def look(layer: int, layers: int, fits: list[Any]) -> None:
+        fitted.append(sum(path.stat().st_mtime_ns == time for path, time in kept.items()))
+
+    convert(dense, tmp_path / "out", request, on_layer=look)
+    assert set(fitted) == {len(kept)}
+
+
 def test_missing_puts_first_what_shards_miss(dense: Path, text: Path, tmp_path: Path) -> None:
     done = convert(dense, tmp_path / "out", Request(PARTIAL, rotate="missing", refit=RefitRequest(str(text), 6144)))
     record = config_of(done.out)["rotation"]

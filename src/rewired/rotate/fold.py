@@ -39,8 +39,8 @@ def write_rotated(
 ) -> Checkpoint:
     """Write the weights of `checkpoint` in the `basis` R, [H, H], into the empty `folder`, and its `config`.
 
-    In the dtypes that they have, or in `dtype`. A tied head becomes a matrix of its own, beside the embedding. One file
-    is in memory at a time; `on_bytes` hears how many bytes each has.
+    They are computed where the basis is, and stored in the dtypes that they had, or in `dtype`. A tied head becomes a
+    matrix of its own, beside the embedding. One file is in memory at a time; `on_bytes` hears how many bytes each has.
     """
     files = {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
     head = HEAD if HEAD in files else EMBEDDING  # transformers, too, reads one that is there
@@ -94,8 +94,8 @@ class _Folding:
         """[n, H] -> rows diag(gamma) R, [n, H]."""
         basis = self.basis.to(rows.dtype)
         if gamma is not None:
-            basis = gamma.to(rows.dtype)[:, None] * basis
-        return torch.cat([part @ basis for part in rows.split(_ROWS)])
+            basis = gamma.to(basis)[:, None] * basis
+        return torch.cat([(part.to(basis.device) @ basis).to(rows.device) for part in rows.split(_ROWS)])
 
     def _read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = read_tensor(self.files[name], name)
