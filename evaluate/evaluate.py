@@ -15,12 +15,13 @@ from transformers import AutoConfig
 import rewired
 from rewired.quantities import count
 from rewired.text.windows import windows_of
+from rewired.vllm_start import vllm_version
 
-from . import alpaca_eval, answers, benchmarks, harness, measure
+from . import alpaca_eval, answers, benchmarks, harness, measure, vllm_engine
 from .answers import Earlier, Logs
 from .divergence import Divergence
 from .harness import MissingRowsError, Task
-from .measure import PendingTask, Runner
+from .measure import VLLM, PendingTask, Runner
 from .models import Model, check_together, load_tokenizer, open_model
 from .papers import load_paper
 from .results import ModelInfo, Results, average_of, compile_tasks
@@ -54,6 +55,7 @@ def evaluate(request: Request, runner: Runner, out: Path) -> Results:
 
     Everything that can be checked is checked before the first model is loaded. Raises ValueError.
     """
+    versions = _versions(runner)
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
     models, roles = _open_models(request)
@@ -62,7 +64,7 @@ def evaluate(request: Request, runner: Runner, out: Path) -> Results:
     if real:
         _check_real(real, tasks, texts, request, runner)
         runner = runner.with_dtype_of(real[0].folder)
-    settings = _settings(request, runner, real)
+    settings = _settings(request, runner, versions, real)
     logs = _collect_logs(models, tasks, request, runner, settings)
     names = [model.name for model in models]
     results = compile_tasks(tasks, logs, names)
@@ -77,7 +79,7 @@ def evaluate(request: Request, runner: Runner, out: Path) -> Results:
         average=average_of(results, names),
         divergences=divergences,
         left_out=left_out,
-        notes=_notes(models, request) + _judge_alpaca_eval(alpaca_logs, out),
+        notes=_notes(models, request, runner) + _judge_alpaca_eval(alpaca_logs, out),
         settings=settings,
         paper=load_paper(suite.paper) if suite and suite.paper else None,
     )
@@ -132,6 +134,10 @@ def _check_real(
     titles = [task.entry.title for task in tasks if task.entry.chat]
     if titles and tokenizer.chat_template is None:
         raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
+    if runner.engine == VLLM and tasks:
+        vllm_engine.check(
+            models, runner.device_type, runner.with_dtype_of(models[0].folder).weights_dtype, runner.ranks
+        )
 
 
 def _collect_logs(
@@ -160,7 +166,7 @@ def _collect_logs(
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
-            runner.run(measure.run_tasks, model, real[0], pending, request.data, request.runs_code)
+            runner.run_tasks(model, real[0], pending, request.data, request.runs_code)
         for title, file in files.items():
             logs[title][model.name] = answers.read(file)
     return logs
@@ -192,11 +198,13 @@ def _info(model: Model | Earlier, role: str) -> ModelInfo:
     return ModelInfo(model.name, role, model.sha256, model.step, config)
 
 
-def _notes(models: Sequence[Model | Earlier], request: Request) -> list[str]:
+def _notes(models: Sequence[Model | Earlier], request: Request, runner: Runner) -> list[str]:
     from_before = [model.name for model in models if isinstance(model, Earlier)]
     notes = [f"Answers of {', '.join(from_before)} are from earlier results."] if from_before else []
     if from_before and request.texts:
         notes.append("Divergence needs the weights of both models, so there is none for these.")
+    if runner.engine == VLLM and request.texts:
+        notes.append("Perplexity and divergence need all logits, and ran in transformers, not in vLLM.")
     return notes
 
 
@@ -210,21 +218,28 @@ def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
     return notes
 
 
-def _settings(request: Request, runner: Runner, models: Sequence[Model]) -> dict[str, Any]:
+def _versions(runner: Runner) -> dict[str, str]:
+    """Of all packages that answers depend on. Raises ValueError where the engine is not installed."""
+    versions = {
+        "rewired": f"{rewired.__version__}+{answers.code_sha256()[:12]}",
+        "lm_eval": harness.HARNESS,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return versions | ({"vllm": vllm_version()} if runner.engine == VLLM else {})
+
+
+def _settings(request: Request, runner: Runner, versions: dict[str, str], models: Sequence[Model]) -> dict[str, Any]:
     """All settings; under `answers`, those that answers depend on besides the model and the task."""
     return {
         "answers": {
+            "engine": runner.engine,
             "dtype": runner.weights_dtype,
             "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
             "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
             "tokenizer": models[0].tokenizer_sha256 if models else None,
             "seed": harness.SEED,
-            "versions": {
-                "rewired": f"{rewired.__version__}+{answers.code_sha256()[:12]}",
-                "lm_eval": harness.HARNESS,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            "versions": versions,
         },
         "limit": request.limit,
         "text_tokens": request.text_tokens,

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's own tasks, run on a model that we loaded: its prompts, its filters, its metrics.
+"""lm-evaluation-harness's own tasks: its prompts, its filters, its metrics, on a model that it can ask.
 
 Only two things are ours: the rows where there is no hub (`benchmarks.py`), which a subclass of the harness's task
 loads, and the sandbox for model-written code (`code_execution.py`).
@@ -74,21 +74,18 @@ def load_tasks(entries: Sequence[Entry], rows: Path | None, runs_code: bool) -> 
     return [_load_task(entry, rows, runs_code) for entry in entries]
 
 
-def run_task(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    batch_size: int | str,
-    runs_code: bool = False,
-) -> list[dict[str, Any]]:
-    """The harness's log of each of the task's items, with all metrics, in the order of the items."""
+def run_task(model: Any, task: Task, runs_code: bool = False) -> list[dict[str, Any]]:
+    """The harness's log of each of the task's items, with all metrics, in the order of the items.
+
+    `model` is one of the harness's own, such as `askable` gives.
+    """
     from lm_eval.evaluator import evaluate
 
     set_seed(SEED)
     for of_harness in task.loaded.values():
         of_harness.set_fewshot_seed(SEED)
     results = evaluate(
-        _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size),
+        model,
         {"tasks": task.loaded},
         limit=task.entry.limit,
         apply_chat_template=task.entry.chat,
@@ -97,6 +94,11 @@ def run_task(
         confirm_run_unsafe_code=runs_code,
     )
     return [_log(name, sample) for name, samples in results["samples"].items() for sample in samples]
+
+
+def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int | str) -> Any:
+    """A loaded model of transformers as the harness asks it."""
+    return _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size)
 
 
 def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:

@@ -20,24 +20,29 @@ from transformers.utils import logging
 from rewired.ranks import run_on_ranks
 from rewired.text.windows import windows_of
 
-from . import answers, harness
+from . import answers, harness, vllm_engine
 from .divergence import Divergence, divergence
 from .models import Model, load_model, load_tokenizer
 from .suites import Entry
 
 _TIMEOUT_SECONDS = 1800.0  # of a collective: each rank scores the generations at its own pace
 _CPU_BATCH, _GENERATION_BATCH = 8, 16
+TRANSFORMERS, VLLM = "transformers", "vllm"
 WINDOW = 512  # tokens
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Where and how models run. `batch_size` is a number, or `auto`: as many as fit, 16 to generate, 8 on a CPU."""
+    """Where and how models run. `batch_size` is a number, or `auto`: as many as fit, 16 to generate, 8 on a CPU.
+
+    `engine` runs the tasks, for all models alike. Divergences need all logits, and always run in transformers.
+    """
 
     device_type: str  # cpu or cuda
     ranks: int = 1
     dtype: str = "auto"
     batch_size: str = "auto"
+    engine: str = TRANSFORMERS
 
     @property
     def weights_dtype(self) -> str:
@@ -59,6 +64,14 @@ class Runner:
             function, self.ranks, *args, self, device_type=self.device_type, timeout_seconds=_TIMEOUT_SECONDS
         )
         return results[0]
+
+    def run_tasks(self, *args: Any) -> None:
+        """`run_tasks(*args, runner)` on every rank; vLLM starts its ranks itself."""
+        function: Callable[..., None] = run_tasks
+        if self.engine == VLLM:
+            function(*args, self)
+        else:
+            self.run(function, *args)
 
     def batch_size_for(self, generates: bool) -> int | str:
         if self.batch_size != "auto":
@@ -89,14 +102,13 @@ def run_tasks(
     """
     _free_memory()
     tasks = harness.load_tasks([each.entry for each in pending], rows, runs_code)
-    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, runner)
-    for number, (task, file) in enumerate(zip(tasks, [each.file for each in pending], strict=True), start=1):
-        _say(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
-        generates = any(of_harness.OUTPUT_TYPE == "generate_until" for of_harness in task.loaded.values())
-        with _explain_oom():
-            logs = harness.run_task(loaded, tokenizer, task, runner.batch_size_for(generates), runs_code)
-        if _is_first_rank():
-            answers.write(file, logs)
+    with _asked(model, tokenizer_of, runner) as askable:
+        for number, (task, file) in enumerate(zip(tasks, [each.file for each in pending], strict=True), start=1):
+            _say(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
+            with _explain_oom():
+                logs = harness.run_task(askable(task), task, runs_code)
+            if _is_first_rank():
+                answers.write(file, logs)
 
 
 def compare(original: Model, others: Sequence[Model], text: str, tokens: int, runner: Runner) -> list[Divergence]:
@@ -111,6 +123,23 @@ def compare(original: Model, others: Sequence[Model], text: str, tokens: int, ru
         del loaded
         _free_memory()
     return divergences
+
+
+@contextmanager
+def _asked(model: Model, tokenizer_of: Model, runner: Runner) -> Iterator[Callable[[harness.Task], Any]]:
+    """The model as the harness asks it, for each task."""
+    if runner.engine == VLLM:
+        dtype, ranks, batch_size = runner.weights_dtype, runner.ranks, runner.batch_size
+        with vllm_engine.askable(model, tokenizer_of, dtype, ranks, batch_size) as asked:
+            yield lambda task: asked
+        return
+    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, runner)
+
+    def askable(task: harness.Task) -> Any:
+        generates = any(of_harness.OUTPUT_TYPE == "generate_until" for of_harness in task.loaded.values())
+        return harness.askable(loaded, tokenizer, runner.batch_size_for(generates))
+
+    yield askable
 
 
 def _logits(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

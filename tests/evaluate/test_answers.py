@@ -121,7 +121,8 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
 MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64, "7" * 64, "hybrid")
 ENTRY = Entry("piqa", "acc", 0, False, 100, "PIQA")
 TASK = Task(ENTRY, {}, Metric("acc", "mean"), "none", 5, {"piqa": 1.0}, "")
-BASIS = {"dtype": "float32", "rows": "hub", "tokenizer": "7", "seed": 1, "device": "cpu", "versions": {"lm_eval": "1"}}
+BASIS: dict[str, Any] = {"engine": "transformers", "dtype": "float32", "rows": "hub", "tokenizer": "7", "seed": 1}
+BASIS |= {"device": "cpu", "versions": {"lm_eval": "1"}}
 SETTINGS: dict[str, Any] = {"answers": BASIS, "batch_size": "8"}
 
 
@@ -152,6 +153,7 @@ DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
     "no limit": (MODEL, asked(limit=None), SETTINGS),
     "another version": (MODEL, asked(versions={"piqa": 1.1}), SETTINGS),
     "another group": (MODEL, asked(versions={"piqa": 1.0, "sciq": 1.0}), SETTINGS),
+    "another engine": (MODEL, TASK, other(engine="vllm")),
     "another dtype": (MODEL, TASK, other(dtype="bfloat16")),
     "rows of packages": (MODEL, TASK, other(rows=["a==1", "b==2"])),
     "another harness": (MODEL, TASK, other(versions={"lm_eval": "2"})),
@@ -243,7 +245,7 @@ def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
             models[1].logs("MMLU")
 
 
-@pytest.mark.parametrize("name", ["dtype", "rows", "tokenizer", "seed", "versions"])
+@pytest.mark.parametrize("name", ["engine", "dtype", "rows", "tokenizer", "seed", "versions"])
 def test_answers_of_other_settings_are_not_compared(name: str, tmp_path: Path) -> None:
     infos = [{"name": "dense", "sha256": "0", "step": None}]
     (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))

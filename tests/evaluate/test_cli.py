@@ -85,6 +85,8 @@ BAD = {
     "batch size": (["ladder", "--batch-size", "many"], "--batch-size many makes no sense"),
     "dtype": (["ladder", "--dtype", "int8"], "--dtype int8 is not known"),
     "device": (["ladder", "--device", "abacus"], "--device abacus is not known"),
+    "engine": (["ladder", "--engine", "steam"], "--engine steam is not known: choose transformers or vllm."),
+    "no vLLM": (["ladder", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
     "no GPU": (["ladder", "--device", "cuda", "--tp", "2"], "2 ranks would take 2 GPUs and there are "),
     "ranks": (["ladder", "--tp", "3"], "tp_size 3 does not divide "),
     "no text": (["ladder", "--text", "nothing.txt"], "The text nothing.txt cannot be read: "),

@@ -150,11 +150,11 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
 ) -> None:
     asked = []
 
-    def run_task(model: Any, tokenizer: Any, task: Any, *rest: Any) -> Any:
+    def run_task(model: Any, task: Any, *rest: Any) -> Any:
         asked.append(task.entry.task)
         if asked == list(TASKS):
             raise KeyboardInterrupt
-        return real_run_task(model, tokenizer, task, *rest)
+        return real_run_task(model, task, *rest)
 
     real_run_task = harness.run_task
     monkeypatch.setattr(measure.harness, "run_task", run_task)

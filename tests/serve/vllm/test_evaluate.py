@@ -1,0 +1,87 @@
+"""`evaluate --engine vllm`: the items, and what the models answer, are those of the engine `transformers`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
+from rewired.evaluate.measure import Runner
+from tests.evaluate.world import make_dense, make_rewired, make_rows
+
+from .engine import environment
+from .models import SIZES
+
+pytestmark = pytest.mark.timeout(1200)
+TASKS = ("piqa", "lambada_openai", "gsm8k_cot")
+PEEKING = [{"layers": "1-4", "preset": "ladder", "peek": True}]  # another function on another number of ranks
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dense, and made from it peeking, with heads that vLLM's attention on a CPU takes."""
+    folder = tmp_path_factory.mktemp("world")
+    wide = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
+    make_rewired(make_dense(folder / "dense", **wide), folder / "peeking", PEEKING)
+    make_rows(folder / "rows", count=6)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+
+
+def request(world: Path, **changes: Any) -> Request:
+    asked: dict[str, Any] = {"tasks": TASKS, "data": world / "rows", "text_tokens": 512}
+    return Request(str(world / "dense"), [str(world / "peeking")], **(asked | changes))
+
+
+def test_two_ranks_of_vllm_answer_as_transformers_does(world: Path, tmp_path: Path) -> None:
+    """Scores, log-likelihoods and generated words of each item; divergences, in transformers, have one engine."""
+    transformers = evaluate(request(world), Runner("cpu"), tmp_path / "transformers")
+    vllm = evaluate(request(world, texts=()), Runner("cpu", ranks=2, engine="vllm"), tmp_path / "vllm")
+    for expected, found in zip(transformers.tasks, vllm.tasks, strict=True):
+        assert found.scores.keys() == {"dense", "peeking"}
+        for name, score in found.scores.items():
+            assert score.value == pytest.approx(expected.scores[name].value, rel=1e-3), (found.title, name)
+            items = [samples(tmp_path / engine, name, found.title) for engine in ("transformers", "vllm")]
+            for one, other in zip(*items, strict=True):
+                assert one["id"] == other["id"]
+                assert responses(one) == [pytest.approx(each, abs=1e-3) for each in responses(other)]
+    assert transformers.settings["answers"]["engine"] == "transformers"
+    assert vllm.settings["answers"]["versions"]["vllm"].startswith("0.32")
+
+
+def samples(folder: Path, model: str, title: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples" / model / f"{title}.jsonl").open()]
+
+
+def responses(sample: dict[str, Any]) -> list[Any]:
+    """Log-likelihoods, or words."""
+    return [each[0] if isinstance(each, list) else each for each in sample["responses"]]
+
+
+def test_texts_are_measured_in_transformers_and_the_report_says_so(world: Path, tmp_path: Path) -> None:
+    asked = request(world, tasks=())
+    found, expected = (
+        evaluate(asked, replace(Runner("cpu"), engine=engine), tmp_path / engine) for engine in ("vllm", "transformers")
+    )
+    assert found.divergences == expected.divergences
+    assert found.divergences[PACKAGED_TEXT.name]["peeking"].kl > 0
+    assert found.notes == ["Perplexity and divergence need all logits, and ran in transformers, not in vLLM."]
+
+
+def test_what_vllm_refuses_is_said_before_anything_is_asked(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^vLLM cannot run peeking: --tensor-parallel-size is 1 and must be 2: "):
+        evaluate(request(world), Runner("cpu", engine="vllm"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
