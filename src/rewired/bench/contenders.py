@@ -16,7 +16,8 @@ NONE = "none"  # standard without any communication: wrong outputs, and the most
 OWN = "own"  # the wiring that the checkpoint has
 
 _SWITCHES = tuple(option.name for option in MODIFIERS if option.type is bool)
-_NAME = re.compile(rf"([a-z]+)(?:-([\d.]+)x?)?((?:[+-](?:{'|'.join(_SWITCHES)}))*)(?::(.+))?")
+_PAYLOAD = r"int[48](?:/int[48])?"  # of all channels: a table's commas would part names
+_NAME = re.compile(rf"([a-z]+)(?:-([\d.]+)x?)?((?:[+-](?:{'|'.join(_SWITCHES)}))*)(?:\+({_PAYLOAD}))?(?::(.+))?")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Contender:
 
 
 def contenders(names: Sequence[str], shape: LlamaShape, own: list[dict[str, Any]]) -> list[Contender]:
-    """Stock, standard, and those of `names` (`ladder`, `ladder+peek:16-32`, `desync-4x`, ...); `own` is a checkpoint's.
+    """Stock, standard, and those of `names` (`ladder+peek:16-32`, `desync-4x+int4`, ...); `own` is a checkpoint's.
 
     Raises ValueError for a name that means nothing, or a wiring that the model cannot have.
     """
@@ -56,15 +57,16 @@ def _entries(name: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return own
     if name in (STOCK, STANDARD, NONE):
         return []
-    matched = _NAME.fullmatch(name)
+    matched = _NAME.fullmatch(f"{STANDARD}+{name}" if re.match(_PAYLOAD, name) else name)
     if not matched or matched[1] not in PRESETS:
         raise ValueError(
             f"--wirings {name} is no wiring: give {', '.join(PRESETS)}, {NONE}, or {OWN}, with a value (desync-4x, "
-            f"partial-0.5), {' or '.join(f'+{switch}' for switch in _SWITCHES)}, and layers (ladder:16-32) where you "
-            "want them."
+            f"partial-0.5), {' or '.join(f'+{switch}' for switch in _SWITCHES)}, a payload (int8, ladder+int4, "
+            "int4/int8), and layers (ladder:16-32) where you want them."
         )
-    preset, value, switches, layers = matched.groups()
-    return [{"layers": layers or "0-", "preset": preset, **_value(name, preset, value), **_switched_on(switches)}]
+    preset, value, switches, payload, layers = matched.groups()
+    options = _value(name, preset, value) | _switched_on(switches) | ({"payload": payload} if payload else {})
+    return [{"layers": layers or "0-", "preset": preset, **options}]
 
 
 def _value(name: str, preset: str, value: str | None) -> dict[str, Any]:
