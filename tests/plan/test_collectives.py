@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.plan import hardware
-from rewired.plan.collectives import AllReduce, Curve, Network, Ring, curves_of, measured_curves
+from rewired.plan.collectives import AllReduce, Curve, Network, Ring, curves_of, halves_of, measured_curves
 
 SIZES = st.floats(1, 1e10)
 
@@ -66,6 +67,18 @@ def test_network_is_the_best_pipelined_tree(size: float, nodes: int, chunks: flo
     seconds = Network(7e-6, 4e11).at(size, nodes, gpus)
     assert seconds <= pipelined(chunks) * (1 + 1e-9)
     assert seconds == pytest.approx(pipelined(math.sqrt(bandwidth * stages / 7e-6)))
+
+
+def test_quantised_parts_are_scattered_and_gathered_as_nccl_was_measured() -> None:
+    """On L40S halves of an all-reduce; where they were not measured, an all-reduce and what a second one waits for."""
+    sheet, size = hardware.load("l40s"), 16e6
+    scatter, gather = (measured_curves("l40s", "nccl", name)[4] for name in ("reduce_scatter", "all_gather"))
+    ring = AllReduce({}, Ring(1e-6, 0, 1e11), Network(7e-6, 4e11), sheet.gpus_per_node, slack=2e-6)
+    measured = replace(ring, curves=curves_of(sheet, "vllm"), halves=halves_of(sheet))
+    assert measured.quantised_seconds(size, 4) == pytest.approx(scatter.at(size) + gather.at(size) + 4e-6)
+    assert measured.quantised_seconds(size, 4) == pytest.approx(measured.seconds(size, 4), rel=0.1)
+    assert ring.quantised_seconds(size, 4) == pytest.approx(ring.seconds(size, 4) + 2e-6)
+    assert ring.quantised_seconds(size, 1) == 0
 
 
 def test_one_gpu_reduces_nothing_and_two_nodes_take_longer() -> None:

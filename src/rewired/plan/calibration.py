@@ -112,7 +112,7 @@ def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], width: 
         _check_positive(numbers, file)
         points.setdefault(numbers["gpus"], {})[numbers["bytes"] * width] = numbers["seconds"]
     curves = {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
-    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves))
+    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves, halves={}))
 
 
 def _scale_compute(machine: Machine, bounds: Sequence[_Row]) -> Machine:

@@ -9,11 +9,14 @@ import csv
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import TypeVar
 
 from .hardware import Hardware
+
+_T = TypeVar("_T")
 
 LIBRARIES = ("vllm", "trtllm", "nccl")
 
@@ -99,6 +102,7 @@ class AllReduce:
     slack: float = 0.0
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
     copies: Copies | None = None  # without peer-to-peer access
+    halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
     def seconds(self, size: float, gpus: int) -> float:
         """Of `size` bytes on each of `gpus` GPUs; nothing on one."""
@@ -112,19 +116,38 @@ class AllReduce:
         between = self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
         return self.scale * (within + between + self.slack)
 
+    def quantised_seconds(self, size: float, gpus: int) -> float:
+        """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would.
+
+        A reduce-scatter stands for the all-to-all: it sends as much. Where these two were not measured, an all-reduce
+        stands for both, and one more slack for the second.
+        """
+        seconds = self.seconds(size, gpus)
+        if gpus == 1:
+            return seconds
+        within = min(gpus, self.gpus_per_node)
+        halves = _of_count(self.halves, within)
+        if halves and self.copies is None:
+            seconds += self.scale * (sum(half.at(size) for half in halves) - self._within_node(size, within))
+        return seconds + self.scale * self.slack
+
     def _within_node(self, size: float, gpus: int) -> float:
-        """Numbers of GPUs that were not measured take as long as the next larger one that was."""
         slack = 0.0 if self.copies is None else self.copies.nvls_slack
-        counts = [count for count in self.curves if count >= gpus]
-        return (self.curves[min(counts)].at(size) if counts else self.ring.at(size, gpus)) + slack
+        curve = _of_count(self.curves, gpus)
+        return (curve.at(size) if curve else self.ring.at(size, gpus)) + slack
+
+
+def _of_count(by_count: Mapping[int, _T], gpus: int) -> _T | None:
+    """Numbers of GPUs that were not measured take as long as the next larger one that was."""
+    return by_count[min(counts)] if (counts := [count for count in by_count if count >= gpus]) else None
 
 
 @cache
-def measured_curves(hardware: str, library: str) -> Mapping[int, Curve]:
-    """All-reduces that were measured, by number of GPUs; none for a machine or library without measurements."""
+def measured_curves(hardware: str, library: str, collective: str = "all_reduce") -> Mapping[int, Curve]:
+    """Those that were measured, by number of GPUs; none for a machine or library without measurements."""
     points: dict[int, dict[float, float]] = {}
     for row in _rows():
-        if (row["hardware"], row["library"], row["collective"]) == (hardware, library, "all_reduce"):
+        if (row["hardware"], row["library"], row["collective"]) == (hardware, library, collective):
             points.setdefault(int(row["gpus"]), {})[float(row["bytes"])] = float(row["microseconds"]) * 1e-6
     return {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
 
@@ -142,6 +165,14 @@ def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:
             f"No all-reduce of {library} was measured on {hardware.title}: choose --library {' or '.join(there)}."
         )
     return curves
+
+
+def halves_of(hardware: Hardware) -> Mapping[int, tuple[Curve, Curve]]:
+    """NCCL's reduce-scatter and all-gather, by number of GPUs; no other library was measured."""
+    scatters, gathers = (
+        measured_curves(hardware.measured or "", "nccl", collective) for collective in ("reduce_scatter", "all_gather")
+    )
+    return {gpus: (scatters[gpus], gathers[gpus]) for gpus in scatters}
 
 
 @cache

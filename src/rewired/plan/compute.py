@@ -12,6 +12,8 @@ from .shapes import attention_weights, head_weights, mlp_weights
 
 _ITEM = 2  # bytes of a 16-bit number
 _STREAM_PASSES = 6  # of a module over its rows: read and write around the norm, the products, and the addition
+_QUANTISING_PASSES = 8  # over a module's output: packing, adding up, unpacking, and what rounding leaves of both
+_QUANTISING_OVERHEAD = 3e-6  # three kernels
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Rank:
         """The logits: of the last position, or of all where the engine computes them all."""
         weights = head_weights(self.shape) / (self.tp if self.engine.shards_head else 1)
         return self.products(step.rows if self.engine.logits_of_prompt else step.sequences, weights)
+
+    def quantising(self, step: Step) -> float:
+        """What a payload's packing and unpacking take, where one kernel does each; on one rank nothing is packed."""
+        passes = self._roofline(0, _QUANTISING_PASSES * step.rows * self.shape.hidden_size * _ITEM)
+        return passes + _QUANTISING_OVERHEAD if self.tp > 1 else 0.0
 
     def products(self, rows: int, weights: float) -> float:
         """`rows` times matrices of `weights` numbers in all."""

@@ -9,7 +9,7 @@ from rewired.model.wiring import Wiring
 
 from . import engine as engines
 from . import hardware as machines
-from .collectives import AllReduce, Network, Ring, curves_of
+from .collectives import AllReduce, Network, Ring, curves_of, halves_of
 from .compute import Rank, Step
 from .engine import Engine
 from .hardware import Hardware
@@ -85,4 +85,5 @@ def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
         Network(engine.network_step, sheet.network_bandwidth * sheet.gpus_per_node),
         sheet.gpus_per_node,
         slack=engine.slack,
+        halves=halves_of(sheet),
     )

@@ -41,7 +41,10 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
         if not (communicates and module.launches):
             continue
         size = step.rows * module.payload_bytes(_ITEM)
-        seconds = all_reduce.seconds(size, rank.tp)
+        if module.sections:
+            seconds = all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
+        else:
+            seconds = all_reduce.seconds(size, rank.tp)
         communication += seconds
         waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
     return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), communication, waited)

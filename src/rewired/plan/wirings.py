@@ -17,6 +17,11 @@ STANDARD, UPPER = "standard", "none"  # none: no communication at all, which com
 WIRINGS: Mapping[str, Mapping[str, Any]] = select_wirings.WIRINGS | {
     "desync-4x": {"preset": "desync", "every": 4},
     "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
+    "int8": {"preset": "standard", "payload": "int8"},
+    "int4/int8": {"preset": "standard", "payload": "int4/int8"},
+    "int4": {"preset": "standard", "payload": "int4"},
+    "ladder-peek-int8": {"preset": "ladder", "peek": True, "payload": "int8"},
+    "desync-2x-int4": {"preset": "desync", "every": 2, "payload": "int4"},
 }
 SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
 
