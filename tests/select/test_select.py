@@ -21,7 +21,7 @@ from rewired.refit.sweep import Sweep
 from rewired.select.choice import STANDARD
 from rewired.select.scores import Score
 from rewired.select.select import select
-from rewired.select.wirings import NAMES, WIRINGS
+from rewired.select.wirings import BYTES_MIX, NAMES, WIRINGS, sent
 from rewired.select.wirings import exposed as waits
 from tests.evaluate.world import make_dense
 from tests.select.asking import TOKENS, ask, scored
@@ -107,6 +107,17 @@ def test_a_mix_waits_for_no_more_than_it_may(exposed: int, dense: Path, text: Pa
     price = done.cache.price(NAMES["mix"])
     choices = product((STANDARD, *NAMES["mix"]), repeat=4)
     assert price.of(done.choice) == pytest.approx(min(price.of(one) for one in choices if waits(one) <= exposed))
+
+
+def test_a_mix_that_may_send_less_chooses_payloads(dense: Path, text: Path, tmp_path: Path) -> None:
+    done = select(str(dense), tmp_path / "choice", ask(text, "mix", budget=None, bytes=0.6))
+    chosen, price = done.candidates[0], done.cache.price(BYTES_MIX)
+    hidden_size = Checkpoint.open(dense).shape.hidden_size
+    whole = sent((STANDARD,) * 4, hidden_size)
+    assert chosen.bytes == sent(done.choice, hidden_size) / whole <= 0.6
+    within = (one for one in product((STANDARD, *BYTES_MIX), repeat=4) if sent(one, hidden_size) <= 0.6 * whole)
+    assert price.of(done.choice) == pytest.approx(min(map(price.of, within)))
+    assert "int8" in done.choice
 
 
 def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: Path) -> None:

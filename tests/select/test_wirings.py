@@ -8,25 +8,35 @@ import pytest
 
 from rewired.convert.traffic import Traffic
 from rewired.model.wiring import Wiring
-from rewired.select.choice import STANDARD
-from rewired.select.wirings import WIRINGS, entries, exposed, exposures, last, least_exposed
+from rewired.select.choice import STANDARD, Choice
+from rewired.select.wirings import WIRINGS, Amount, entries, exposed, last, least, sent, units
 
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))
 
 
-def test_what_layers_save_adds_up() -> None:
-    units, dense = exposures(3, list(WIRINGS)), exposed((STANDARD,) * 3)
-    assert dense == 6
+def bytes_sent(choice: Choice) -> int:
+    return sent(choice, hidden_size=64)
+
+
+@pytest.mark.parametrize(("amount", "dense"), [(exposed, 6), (bytes_sent, 6 * 128)])
+def test_what_layers_save_adds_up(amount: Amount, dense: int) -> None:
+    saved = units(3, list(WIRINGS), amount)
+    assert amount((STANDARD,) * 3) == dense
     for choice in CHOICES:
-        modules = Wiring.from_json(entries(choice), 3, 64).modules
-        total = Traffic.of(modules, 8, 2).exposed
-        assert dense + sum(units[layer][name] for layer, name in enumerate(choice)) == exposed(choice) == total
+        assert dense + sum(saved[layer][name] for layer, name in enumerate(choice)) == amount(choice)
 
 
-def test_the_least_is_that_of_all_choices() -> None:
-    assert least_exposed(3, list(WIRINGS)) == min(map(exposed, CHOICES))
+def test_it_is_what_convert_says() -> None:
+    for choice in CHOICES[::7]:
+        traffic = Traffic.of(Wiring.from_json(entries(choice), 3, 64).modules, 2, 2)
+        assert (traffic.exposed, traffic.bytes_sent) == (exposed(choice), bytes_sent(choice))
+
+
+@pytest.mark.parametrize("amount", [exposed, bytes_sent])
+def test_the_least_is_that_of_all_choices(amount: Amount) -> None:
+    assert least(3, list(WIRINGS), amount) == min(map(amount, CHOICES))
     for name in WIRINGS:
-        assert least_exposed(3, [name]) == min(map(exposed, product((STANDARD, name), repeat=3)))
+        assert least(3, [name], amount) == min(map(amount, product((STANDARD, name), repeat=3)))
 
 
 def test_layers_of_one_kind_become_one_entry() -> None:
@@ -42,4 +52,5 @@ def test_layers_of_one_kind_become_one_entry() -> None:
 )
 def test_the_papers_take_the_last_layers(budget: int | None, most_exposed: int | None, count: int) -> None:
     """Each ladder layer saves two; as few as it takes."""
-    assert last(4, "ladder", budget, most_exposed) == (STANDARD,) * (4 - count) + ("ladder",) * count
+    limit = None if most_exposed is None else (exposed, most_exposed)
+    assert last(4, "ladder", budget, limit) == (STANDARD,) * (4 - count) + ("ladder",) * count

@@ -28,13 +28,17 @@ def _select(
     wiring: Annotated[
         str,
         typer.Option(
-            help="ladder, ladder-peek, parallel, parallel-overlap, desync-2x, spd (which is desync-2x), or mix: the "
-            "best of several for each layer."
+            help="ladder, ladder-peek, parallel, parallel-overlap, desync-2x, spd (which is desync-2x), int8, int4, "
+            "desync-2x-int4, or mix: the best of several for each layer."
         ),
     ] = "ladder",
     budget: Annotated[int | None, typer.Option(metavar="N", help="How many layers to rewire.")] = None,
     exposed: Annotated[
         int | None, typer.Option(metavar="N", help="Or: how many all-reduces a token may wait for.")
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option("--bytes", metavar="SHARE", help="Or: what all-reduces may carry, of the dense model's."),
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="The folder to write; by default its name says what was asked.")
@@ -68,6 +72,7 @@ def _select(
     ```
     rewired select llama-3.1-8b --wiring ladder --budget 16
     rewired select llama-3.1-8b --wiring mix --exposed 20
+    rewired select llama-3.1-8b --wiring mix --bytes 0.3
     convert llama-3.1-8b --wiring llama-3.1-8b-select-ladder-16/wiring.json --refit
     ```
     """
@@ -75,9 +80,8 @@ def _select(
     with report_errors("rewired select", interrupted), _Progress() as progress:
         from .request import SelectRequest
         from .select import estimate, select
-        from .wirings import NAMES
 
-        request = SelectRequest(wiring, budget, exposed, tp_shards, text, tokens, spill, measure)
+        request = SelectRequest(wiring, budget, exposed, share, tp_shards, text, tokens, spill, measure)
         if dry_run:
             print(estimate(source, request, revision=revision).note())
             return
@@ -91,7 +95,7 @@ def _select(
             on_step=progress.step,
             on_layer=lambda name, layer, layers: progress.show(f"refitting {name}", layer + 1, layers),
         )
-    _print(done, NAMES[wiring], _conversion(done, source, request, revision))
+    _print(done, request.names, _conversion(done, source, request, revision))
 
 
 _NOW = "now"  # the task of what is done just now
@@ -160,11 +164,11 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
         scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
         grid.add_row(str(layer), *scores, "" if own == "standard" else own)
     console.print(grid)
-    grid = Table("", "layers", "waited for\na token", "price", "KL\nconverted", "refitted")
+    grid = Table("", "layers", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     for each in done.candidates:
         regions = parse_regions(each.wiring, len(done.choice))
         layers = "; ".join(f"{region.describe()} {region.layers}" for region in regions if not region.is_dense)
-        grid.add_row(each.name, layers, str(each.exposed), f"{each.price:.4f}", *_kls(each))
+        grid.add_row(each.name, layers, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
     console.print(grid)
     if len(done.candidates) == 1:
         console.print("These are the last layers, which the papers take, too.", highlight=False)

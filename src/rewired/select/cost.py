@@ -14,7 +14,7 @@ from rewired.ranks import choose_device
 from rewired.refit.cost import Cost
 
 from .request import SelectRequest
-from .wirings import NAMES, WIRINGS, entries, last
+from .wirings import WIRINGS, entries, last
 
 _PROBE_TOKENS = 4096
 _PROBE_SECONDS = 0.2
@@ -73,7 +73,7 @@ def _of_pair(shape: LlamaShape, tp_shards: int, tokens: int, name: str, layer: i
 
 def _of_choice(shape: LlamaShape, tp_shards: int, request: SelectRequest) -> Cost:
     """Of the papers' choice, as an example of one within the budget."""
-    choice = last(shape.num_hidden_layers, NAMES[request.wiring][0], request.budget, request.exposed)
+    choice = last(shape.num_hidden_layers, request.names[0], request.budget, request.limit(shape))
     return Cost.of(shape, shape.wiring(entries(choice)), tp_shards, request.tokens)
 
 

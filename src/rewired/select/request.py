@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.llama import LlamaShape
 from rewired.extras import needs
 from rewired.quantities import count
 from rewired.refit.request import check_fitting
 from rewired.sources import Source
-from rewired.text import MIX
+from rewired.text import MIX as MIXED_TEXT
 
-from .wirings import NAMES, least_exposed
+from .choice import STANDARD
+from .wirings import BYTES_MIX, MIX, NAMES, Amount, exposed, least, sent
 
 
 @dataclass(frozen=True)
 class SelectRequest:
-    """How many layers to rewire as `wiring`, or how many all-reduces a token may wait for; and what to score on."""
+    """How many layers to rewire as `wiring`, or how much a token may wait for or send; and what to score on."""
 
     wiring: str = "ladder"  # one of NAMES
     budget: int | None = None  # layers
     exposed: int | None = None  # all-reduces a token
+    bytes: float | None = None  # that they carry, as a share of the dense model's
     tp_shards: int | None = None
-    text: str = MIX
+    text: str = MIXED_TEXT
     tokens: int = 16_384
     spill: Path | None = None
     measure: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The wirings that a layer may have."""
+        return BYTES_MIX if self.wiring == MIX and self.bytes is not None else NAMES[self.wiring]
+
+    def limit(self, shape: LlamaShape) -> tuple[Amount, int] | None:
+        """The amount that a token may take no more than so much of; None where layers are counted."""
+        if self.exposed is not None:
+            return exposed, self.exposed
+        if self.bytes is not None:
+            amount = partial(sent, hidden_size=shape.hidden_size)
+            return amount, math.floor(self.bytes * amount((STANDARD,) * shape.num_hidden_layers))
+        return None
 
 
 def check(request: SelectRequest) -> None:
@@ -40,13 +59,15 @@ def check(request: SelectRequest) -> None:
             f"Layers cannot be selected for a wiring '{request.wiring}': "
             + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(NAMES)}.")
         )
-    if (request.budget is None) == (request.exposed is None):
+    if sum(each is not None for each in (request.budget, request.exposed, request.bytes)) != 1:
         raise ValueError(
             "Say what the choice may take: --budget N, the layers to rewire, or --exposed N, the all-reduces that a "
-            "token waits for."
+            "token waits for, or --bytes SHARE, of those that a dense model's carry."
         )
-    if request.wiring == "mix" and request.exposed is None:
-        raise ValueError("'mix' chooses among wirings that save differently: give it --exposed instead of --budget.")
+    if request.wiring == MIX and request.budget is not None:
+        raise ValueError(
+            "'mix' chooses among wirings that save differently: give it --exposed or --bytes instead of --budget."
+        )
     check_fitting("--tokens", request.tokens, request.spill)
 
 
@@ -60,11 +81,19 @@ def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
     if request.budget is not None and not 1 <= request.budget <= layers:
         raise ValueError(f"--budget {request.budget} does not fit: the model has {count(layers, 'layer')}.")
     if request.exposed is not None:
-        least = least_exposed(layers, NAMES[request.wiring])
-        if not least <= request.exposed < 2 * layers:
+        fewest = least(layers, request.names, exposed)
+        if not fewest <= request.exposed < 2 * layers:
             raise ValueError(
                 f"--exposed {request.exposed} does not fit: a token of the dense model waits for {2 * layers} "
-                f"all-reduces, and with all layers {' or '.join(NAMES[request.wiring])} for {least}."
+                f"all-reduces, and with all layers {' or '.join(request.names)} for {fewest}."
+            )
+    if request.bytes is not None:
+        amount = partial(sent, hidden_size=checkpoint.shape.hidden_size)
+        share = least(layers, request.names, amount) / amount((STANDARD,) * layers)
+        if not share <= request.bytes < 1:
+            raise ValueError(
+                f"--bytes {request.bytes:g} does not fit: it is a share below 1 of what the dense model's all-reduces "
+                f"carry, and with all layers {' or '.join(request.names)} it is {share:.3f}."
             )
     tp_shards = checkpoint.shape.default_shards() if request.tp_shards is None else request.tp_shards
     checkpoint.shape.check_shards(tp_shards)
@@ -73,5 +102,6 @@ def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
 
 def default_name(source: Source, request: SelectRequest) -> str:
     """Of the folder to write."""
-    amount = f"{request.budget}" if request.budget is not None else f"{request.exposed}-exposed"
+    amounts = {"": request.budget, "-exposed": request.exposed, "-bytes": request.bytes}
+    amount = next(f"{value:g}{what}" for what, value in amounts.items() if value is not None)
     return f"{source.name}-select-{request.wiring}-{amount}"

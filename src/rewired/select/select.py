@@ -32,7 +32,7 @@ from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import Measured, ScoreCache
-from .wirings import NAMES, entries, exposed, exposures, last
+from .wirings import entries, exposed, last, sent, units
 
 _FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
 
@@ -46,6 +46,7 @@ class Candidate:
     name: str
     wiring: list[dict[str, Any]]  # as config.json has it, standard layers left out
     exposed: int
+    bytes: float  # that its reductions carry, as a share of the dense model's
     price: float
     measured: Measured | None = None
 
@@ -90,7 +91,7 @@ def select(
         job.score(on_score, on_step)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
-        if (papers := last(len(choice), NAMES[request.wiring][0], request.budget, request.exposed)) != choice:
+        if (papers := last(len(choice), request.names[0], request.budget, request.limit(checkpoint.shape))) != choice:
             candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
@@ -115,7 +116,7 @@ def estimate(source: str, request: SelectRequest, *, revision: str | None = None
         if any(checkpoint.folder.glob("*.safetensors")):
             return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).cost()
         layers = range(checkpoint.shape.num_hidden_layers)
-        return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(NAMES[request.wiring], layers))
+        return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
 
 
 def _check_free(out: Path, source: Path | None, force: bool) -> None:
@@ -142,7 +143,7 @@ class _Job:
         check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
         self.calibration = load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
-        self.names = NAMES[request.wiring]
+        self.names = request.names
         self.work = target.with_name(f".{target.name}.refit")
         self.config = wired_config(checkpoint.config, [], tp_shards)
         weights = {path.name: digest(path) for path in checkpoint.weight_files()}
@@ -170,20 +171,22 @@ class _Job:
                 scorer.run(self.names, self.cache, on_score, on_step)
 
     def best(self) -> Choice:
-        """Exactly `budget` layers, or at most `exposed` all-reduces to wait for."""
+        """Exactly `budget` layers, or at most the limit of what a token may take."""
         layers, price = self.checkpoint.shape.num_hidden_layers, self.cache.price(self.names)
-        if self.request.budget is not None:
-            units = [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers
-            choice = choose(price, units, [self.request.budget])
+        if limit := self.request.limit(self.checkpoint.shape):
+            amount, most = limit
+            dense = amount((STANDARD,) * layers)
+            choice = choose(price, units(layers, self.names, amount), range(-dense, most - dense + 1))
         else:
-            assert self.request.exposed is not None, "there is one of both budgets"
-            dense = exposed((STANDARD,) * layers)
-            choice = choose(price, exposures(layers, self.names), range(-dense, self.request.exposed - dense + 1))
+            assert self.request.budget is not None, "there is one of them"
+            choice = choose(price, [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers, [self.request.budget])
         assert choice is not None, "budgets that nothing fits are refused at the start"
         return choice
 
     def candidate(self, name: str, choice: Choice) -> Candidate:
-        return Candidate(name, entries(choice), exposed(choice), self.cache.price(self.names).of(choice))
+        hidden_size = self.checkpoint.shape.hidden_size
+        share = sent(choice, hidden_size) / sent((STANDARD,) * len(choice), hidden_size)
+        return Candidate(name, entries(choice), exposed(choice), share, self.cache.price(self.names).of(choice))
 
     def measure(self, candidate: Candidate, on_layer: OnLayer) -> Candidate:
         """The candidate with its KL on held-out tokens after a refit of all its layers."""
@@ -215,7 +218,7 @@ def _write(selection: Selection, source: str, revision: str | None, request: Sel
         "tokens_that_judge": selection.calibration.held_out_tokens,
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
-    names = NAMES[request.wiring]
+    names = request.names
     scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in names}
     for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=False):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n")

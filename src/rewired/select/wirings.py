@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewired.model.layer_ranges import as_ranges
 from rewired.model.wiring import Wiring
 
 from .choice import STANDARD, Choice
+
+MIX = "mix"
+Amount = Callable[[Choice], int]  # what a token takes of something, which adds up over the layers
 
 # a layer of each of these stands for itself: it reduces all before the next one begins
 WIRINGS: dict[str, dict[str, Any]] = {
@@ -17,12 +20,16 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "parallel": {"preset": "parallel"},
     "parallel-overlap": {"preset": "parallel", "overlap": True},
     "desync-2x": {"preset": "desync", "every": 2},
+    "desync-2x-int4": {"preset": "desync", "every": 2, "payload": "int4"},
+    "int4": {"preset": "standard", "payload": "int4"},
+    "int8": {"preset": "standard", "payload": "int8"},
 }
 # what may be asked for: one of them; what Sync-Point Drop (arXiv 2502.20727) does; the best of several for each layer
 NAMES = {name: (name,) for name in WIRINGS} | {
     "spd": ("desync-2x",),
-    "mix": ("ladder", "ladder-peek", "parallel", "desync-2x"),
+    MIX: ("ladder", "ladder-peek", "parallel", "desync-2x"),
 }
+BYTES_MIX = ("desync-2x-int4", "int4", "desync-2x", "int8")  # where bytes are what is saved
 
 
 def entries(choice: Choice) -> list[dict[str, Any]]:
@@ -40,32 +47,39 @@ def exposed(choice: Choice) -> int:
     return Wiring.from_json(entries(choice), len(choice), hidden_size=1).exposed
 
 
-def exposures(layers: int, names: Sequence[str]) -> list[dict[str, int]]:
-    """How many all-reduces a token waits for more, for each layer and wiring, than in the dense model.
+def sent(choice: Choice, hidden_size: int) -> int:
+    """How many bytes a token's reductions carry, in 16 bits where they are not packed."""
+    modules = Wiring.from_json(entries(choice), len(choice), hidden_size).modules
+    return sum(module.payload_bytes(2) for module in modules)
+
+
+def units(layers: int, names: Sequence[str], amount: Amount) -> list[dict[str, int]]:
+    """What a token takes more than of the dense model, for each layer and wiring.
 
     An all-reduce is waited for by who reads next, so what layers save adds up.
     """
-    dense = exposed((STANDARD,) * layers)
+    dense = amount((STANDARD,) * layers)
     return [
-        {name: exposed(_only(layer, name, layers)) - dense for name in (STANDARD, *names)} for layer in range(layers)
+        {name: amount(_only(layer, name, layers)) - dense for name in (STANDARD, *names)} for layer in range(layers)
     ]
 
 
-def least_exposed(layers: int, names: Sequence[str]) -> int:
+def least(layers: int, names: Sequence[str], amount: Amount) -> int:
     """What no choice can go below."""
-    return exposed((STANDARD,) * layers) + sum(min(units.values()) for units in exposures(layers, names))
+    return amount((STANDARD,) * layers) + sum(min(own.values()) for own in units(layers, names, amount))
 
 
-def last(layers: int, name: str, budget: int | None, most_exposed: int | None) -> Choice:
-    """The papers' choice: the last `budget` layers, or as few as let a token wait for no more than `most_exposed`.
+def last(layers: int, name: str, budget: int | None, limit: tuple[Amount, int] | None) -> Choice:
+    """The papers' choice: the last `budget` layers, or as few as let a token take no more than a `limit` of an amount.
 
     All layers have to be enough for that.
     """
     choices = [(STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1)]
     if budget is not None:
         return choices[budget]
-    assert most_exposed is not None, "there is one of both budgets"
-    return next(choice for choice in choices if exposed(choice) <= most_exposed)
+    assert limit is not None, "there is one of both"
+    amount, most = limit
+    return next(choice for choice in choices if amount(choice) <= most)
 
 
 def _only(layer: int, name: str, layers: int) -> Choice:
