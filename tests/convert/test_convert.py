@@ -33,7 +33,7 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
     code = {"configuration_rewired_llama.py", "modeling_rewired_llama.py"}
     code |= {"collectives.py", "graph_collectives.py", "layer_ranges.py", "residual_stream.py", "sharding.py"}
     code |= {"tensor_parallel.py", "presets.py", "regions.py", "wiring.py"}
-    code |= {"payload.py", "quantisation.py", "quantised_reduction.py"}
+    code |= {"kernels.py", "payload.py", "quantisation.py", "quantised_reduction.py"}
     assert names == weights - {"modeling_evil.py"} | companions | code | {"config.json", "README.md"}
     for name in weights - {"modeling_evil.py"} | companions:
         assert (out / name).read_bytes() == (source / name).read_bytes()
@@ -150,7 +150,7 @@ OPTIONS = {
     "partial-0.5-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5"],
     "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
     "standard-int8-0-6": ["--standard-layers", "0-", "--payload", "int8"],
-    "ladder-peek-int4-2-4": ["--ladder-layers", "2-4", "--peek", "--payload", "int4"],
+    "ladder-peek-int4-int8-2-4": ["--ladder-layers", "2-4", "--peek", "--payload", "int4/int8"],
     "standard-8-0.1_4-0.9-0-6": ["--standard-layers", "0-", "--payload", "8:0.1,4:0.9"],
     "parallel-0-2-ladder-4-6": ["--parallel-layers", "0-2", "--ladder-layers", "4-6"],
 }

@@ -73,14 +73,15 @@ class Answers:
     reduce: str = "all"  # "all", "none", "shared"
     shared_channels: int = 0  # floor(p * H), for "shared"
     merge: str = "sum"  # "sum", "mean"
-    payload: tuple[tuple[int, int], ...] = ()  # (bits, channels), first channels first; none of them: all in full
+    payload: tuple[tuple[int, int, int], ...] = ()  # (bits, bits of the sum, channels) in order; none: all in full
+    is_last: bool = False  # of its region
 
 
 STANDARD = Answers()
 
 
 class Stream:
-    """S, u, q and d of docs/semantics.md, on each rank k. A u or q of zeros stands for "nothing is in flight"."""
+    """S, u, q, e and d of docs/semantics.md, on each rank k. A u, q or e of zeros: "nothing is in flight"."""
 
     def __init__(self, embedded: Tensor, r: int):
         self.r = r
@@ -89,15 +90,17 @@ class Stream:
         self.u = [self.zeros] * r
         self.q = [self.zeros] * r
         self.d = [self.zeros] * r
+        self.e = [self.zeros] * r
+        self.e_scale = 1.0  # with which it counts in d_folded
         self.d_folded = [self.zeros] * r  # d, but each contribution scaled as its own region's merge says
 
     def read(self, k: int, answers: Answers, gain: Tensor | None) -> Tensor:
-        """view^k = S + [wait] u + [peek] g * (d^k + [not wait] q^k)."""
+        """view^k = S + [wait] u + [peek] g * (d^k + [wait] e^k + [not wait] q^k)."""
         view = self.S[k]
         if answers.wait:
             view = view + self.u[k]
         if answers.peek:
-            own = self.d[k] if answers.wait else self.d[k] + self.q[k]
+            own = self.d[k] + (self.e[k] if answers.wait else self.q[k])
             view = view + (own if gain is None else gain[k] * own)
         return view
 
@@ -105,9 +108,14 @@ class Stream:
         """First merge what was in flight; then reduce `all`, `none` or the `shared` channels of the partials z."""
         for k in range(self.r):
             self.S[k] = self.S[k] + self.u[k]
+            self.d[k] = self.d[k] + self.e[k]
+            self.d_folded[k] = self.d_folded[k] + self.e_scale * self.e[k]
+        self.e = [self.zeros] * self.r
 
-        if answers.reduce == "all":
-            self.launch_all_reduce([z[k] + self.d_folded[k] for k in range(self.r)], answers.payload)
+        if answers.payload:
+            self.write_quantised(z, answers)
+        elif answers.reduce == "all":
+            self.launch_all_reduce([z[k] + self.d_folded[k] for k in range(self.r)])
             self.d = [self.zeros] * self.r
             self.d_folded = [self.zeros] * self.r
         elif answers.reduce == "none":
@@ -115,15 +123,28 @@ class Stream:
             self.keep(z, answers)
         elif answers.reduce == "shared":
             is_shared = torch.arange(z[0].shape[-1], device=z[0].device) < answers.shared_channels  # [H]
-            self.launch_all_reduce([z[k] * is_shared for k in range(self.r)], answers.payload)
+            self.launch_all_reduce([z[k] * is_shared for k in range(self.r)])
             self.keep([z[k] * ~is_shared for k in range(self.r)], answers)
 
-    def launch_all_reduce(self, q: list[Tensor], payload: tuple[tuple[int, int], ...] = ()) -> None:
+    def launch_all_reduce(self, q: list[Tensor]) -> None:
         self.q = q
-        if payload:  # the ranks send what is quantised, and get back what is quantised
-            self.u = [quantise_channels(sum(quantise_channels(part, payload) for part in q), payload)] * self.r
-        else:
-            self.u = [sum(q)] * self.r
+        self.u = [sum(q)] * self.r
+
+    def write_quantised(self, z: list[Tensor], answers: Answers) -> None:
+        """The ranks send what is quantised, and get back what is quantised; what rounding leaves is kept."""
+        is_sent = torch.arange(z[0].shape[-1], device=z[0].device) < answers.shared_channels  # [H]
+        q = [(z[k] + self.d_folded[k]) * is_sent for k in range(self.r)]
+        sent = [quantise_channels(part, answers.payload, 0) for part in q]
+        total = sum(sent)
+        self.u = [quantise_channels(total, answers.payload, 1)] * self.r
+        self.q = q if answers.is_last else sent
+        self.d = [d * ~is_sent for d in self.d]
+        self.d_folded = [d * ~is_sent for d in self.d_folded]
+        if not answers.is_last:
+            self.keep([(z[k] * ~is_sent) + (q[k] - sent[k]).detach() for k in range(self.r)], answers)
+            left = (total - self.u[0]).detach()
+            self.e = [left * of_rank(k, self.r, answers.payload, left) for k in range(self.r)]
+            self.e_scale = 1 / self.r if answers.merge == "mean" else 1.0
 
     def keep(self, z: list[Tensor], answers: Answers) -> None:
         scale = 1 / self.r if answers.merge == "mean" else 1
@@ -135,13 +156,28 @@ class Stream:
 # ---- Payloads: docs/semantics.md, section 5 ----
 
 
-def quantise_channels(x: Tensor, payload: tuple[tuple[int, int], ...]) -> Tensor:  # [B, T, H]
-    """The sections one after another, each in groups of 64 channels; channels behind them are zero."""
+def quantise_channels(x: Tensor, payload: tuple[tuple[int, int, int], ...], which: int) -> Tensor:  # [B, T, H]
+    """The sections one after another, each in groups of 64 channels; channels behind them are zero.
+
+    With the bits of the parts (`which` 0) or those of the sum (1).
+    """
     groups = []
-    for bits, channels in payload:
-        section, x = x[..., :channels], x[..., channels:]
-        groups += [quantise_group(group, bits) for group in section.split(64, dim=-1)]
+    for section in payload:
+        channels, x = x[..., : section[2]], x[..., section[2] :]
+        groups += [quantise_group(group, section[which]) for group in channels.split(64, dim=-1)]
     return torch.cat([*groups, torch.zeros_like(x)], dim=-1)
+
+
+def of_rank(k: int, r: int, payload: tuple[tuple[int, int, int], ...], like: Tensor) -> Tensor:  # [H]
+    """Which channels rank k of r adds up: of the G groups of each section, those from ceil(k G / r) on."""
+    owners = []
+    for _, _, channels in payload:
+        count = math.ceil(channels / 64)
+        owners += [
+            rank for c in range(channels) for rank in range(r) if rank * count <= c // 64 * r < (rank + 1) * count
+        ]
+    owners += [-1] * (like.shape[-1] - len(owners))
+    return torch.tensor(owners, device=like.device) == k
 
 
 def quantise_group(x: Tensor, bits: int) -> Tensor:  # [B, T, up to 64]
@@ -189,11 +225,12 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, hidd
         reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
     else:
         assert preset in ("standard", "ladder"), preset
-    payload = payload_of(rule.get("payload", "full"), hidden_size, is_last=position == region_size - 1)
+    is_last = position == region_size - 1
+    payload = payload_of(rule.get("payload", "full"), hidden_size, is_last)
     if payload:  # the first channels: those that the preset reduces and that have bits
         limit = {"all": hidden_size, "none": 0, "shared": shared_channels}[reduce]
         payload = first_channels(payload, limit)
-        shared_channels = sum(channels for _, channels in payload)
+        shared_channels = sum(channels for _, _, channels in payload)
         reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
     return Answers(
         wait=not rule.get("overlap", preset == "ladder"),
@@ -202,28 +239,34 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, hidd
         shared_channels=shared_channels,
         merge="sum" if preset == "parallel" else rule.get("merge", "sum"),
         payload=payload,
+        is_last=is_last,
     )
 
 
-def payload_of(spec: str | dict, hidden_size: int, is_last: bool) -> tuple[tuple[int, int], ...]:
-    """(bits, channels) of "full", "int8", "int4" or {bits: share}; the last module of a region sends all channels."""
-    table = {"full": {}, "int8": {8: 1}, "int4": {4: 1}}[spec] if isinstance(spec, str) else spec
+def payload_of(spec: str | dict, hidden_size: int, is_last: bool) -> tuple[tuple[int, int, int], ...]:
+    """(bits, bits of the sum, channels) of "full", "int8", "int4", "int4/int8" or {bits: share}, bits as 8 or "4/8".
+
+    The last module of a region sends all channels.
+    """
+    if isinstance(spec, str):
+        spec = {} if spec == "full" else {spec.replace("int", ""): 1}
+    pairs = [tuple(int(bits) for bits in (str(bits).split("/") * 2)[:2]) for bits in spec]
     sections, begun = [], 0
-    for number, bits in enumerate(table):
-        end = math.floor(round(sum(list(table.values())[: number + 1]) * hidden_size, 6))
+    for number, (bits, sum_bits) in enumerate(pairs):
+        end = math.floor(round(sum(list(spec.values())[: number + 1]) * hidden_size, 6))
         if bits > 0 or is_last:
-            sections.append((bits or max(table), end - begun))
+            sections.append((*(pairs[0] if bits == 0 else (bits, sum_bits)), end - begun))
         begun = end
     return tuple(sections)
 
 
-def first_channels(payload: tuple[tuple[int, int], ...], limit: int) -> tuple[tuple[int, int], ...]:
+def first_channels(payload: tuple[tuple[int, int, int], ...], limit: int) -> tuple[tuple[int, int, int], ...]:
     cut = []
-    for bits, channels in payload:
+    for bits, sum_bits, channels in payload:
         channels = min(channels, limit)
         limit -= channels
         if channels:
-            cut.append((bits, channels))
+            cut.append((bits, sum_bits, channels))
     return tuple(cut)
 
 

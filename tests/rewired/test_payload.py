@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.payload import Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
 from rewired.model.regions import make_region
 from rewired.model.wiring import ModuleWiring, Wiring
@@ -41,10 +42,13 @@ def test_every_kind_of_payload(wiring: list[dict[str, Any]]) -> None:
 @st.composite
 def cases_with_payloads(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
     wiring, tp_shards, sizes = draw(cases())
+    merges = {entry.get("merge") for entry in wiring}
     for entry in wiring:
-        payloads: list[Any] = ["full", "int8", "int4", {8: 0.35, 4: 0.65}]
+        payloads: list[Any] = ["full", "int8", "int4", "int4/int8", {8: 0.35, "8/4": 0.1, 4: 0.55}]
         if entry["preset"] in ("standard", "ladder") or entry.get("shared_fraction", 0) >= 0.5:
             payloads += [TABLE, {4: 0.75, 0: 0.25}]
+        if "mean" in merges and "merge" not in entry:
+            payloads = ["full"]  # what rounding leaves is folded by sum, and may not mix with what is by mean
         entry["payload"] = draw(st.sampled_from(payloads))
     return wiring, tp_shards, sizes
 
@@ -79,19 +83,34 @@ def test_packed_and_unpacked_no_number_is_off_by_more_than_half_a_step(bits: int
 def test_groups_of_zeros_stay_zeros_and_what_is_not_finite_is_seen() -> None:
     parts = torch.randn(2, 1, 1, 128)
     parts[:, ..., :64] = 0
-    assert quantised_sum(parts, ((8, 128),))[..., :64].eq(0).all()
+    sections = (Section(8, 8, 128),)
+    assert quantised_sum(parts, sections).total[..., :64].eq(0).all()
     for bad in (float("nan"), float("inf")):
         parts[1, ..., 3] = bad
-        total = quantised_sum(parts, ((8, 128),))
+        total = quantised_sum(parts, sections).total
         assert total[..., :64].isnan().all() and total[..., 64:].isfinite().all()
 
 
 def test_every_shard_is_quantised_before_the_sum_is() -> None:
-    """What a shard has below its own step is lost, though all shards' together would not be."""
+    """What a shard has below its own step is not sent, though all shards' together would be."""
     parts = torch.full((4, 1, 1, 64), 0.4)
     parts[:, 0, 0, 0] = torch.tensor([127.0, -127.0, 127.0, -126.0])  # together 1
-    assert quantised_sum(parts, ((8, 64),))[..., 1:].eq(0).all()
-    torch.testing.assert_close(quantised_sum(parts.sum(0)[None], ((8, 64),)), parts.sum(0), rtol=0.01, atol=0)
+    sections = (Section(8, 8, 64),)
+    assert quantised_sum(parts, sections).total[..., 1:].eq(0).all()
+    torch.testing.assert_close(quantised_sum(parts.sum(0)[None], sections).total, parts.sum(0), rtol=0.01, atol=0)
+
+
+def test_what_rounding_leaves_is_left_to_the_shards_and_nothing_is_lost() -> None:
+    """Each keeps its own, and the one that adds a group up keeps what its sum is rounded by."""
+    parts = torch.randn(3, 2, 5, 300, dtype=torch.float64)
+    sections = (Section(8, 4, 200), Section(4, 4, 100))  # groups: four, of which shards add up 2, 1 and 1, and two
+    total, left, left_of_sum = quantised_sum(parts, sections)
+    torch.testing.assert_close(total + left.sum(0) + left_of_sum.sum(0), parts.sum(0))
+    owners = [0] * 128 + [1] * 64 + [2] * 8 + [0] * 64 + [1] * 36
+    for channel, owner in enumerate(owners):
+        assert left_of_sum[owner, ..., channel].ne(0).any() and left_of_sum[..., channel].ne(0).any(-1).sum() <= 2 * 5
+        others = [shard for shard in range(3) if shard != owner]
+        assert left_of_sum[others, ..., channel].eq(0).all()
 
 
 def modules(payload: Any, preset: str = "standard", hidden_size: int = 160, **options: Any) -> tuple[ModuleWiring, ...]:
@@ -102,7 +121,8 @@ def modules(payload: Any, preset: str = "standard", hidden_size: int = 160, **op
 def test_a_table_gives_bits_to_channels_in_order_and_none_is_partial() -> None:
     table = modules(TABLE)
     assert [m.reduce for m in table] == ["all"] * 2 + ["shared"] * 3 + ["all"] * 3
-    assert [m.sections for m in table[1:6]] == [(), *[((8, 16), (4, 64))] * 3, ((8, 16), (4, 64), (8, 80))]
+    two = ((8, 8, 16), (4, 4, 64))
+    assert [m.sections for m in table[1:6]] == [(), two, two, two, (*two, (8, 8, 80))]
     partial = modules("int8", "partial", shared_fraction=0.5)
     row = modules({8: 0.5, 0: 0.5}, peek=True)
     facts = [[(m.reduce, m.sections, m.reads_shards, m.merge) for m in each[:5]] for each in (partial, row)]
@@ -113,6 +133,7 @@ def test_bytes_of_a_token() -> None:
     assert [m.payload_bytes(2) for m in modules("full")] == [320] * 8
     assert [m.payload_bytes(2) for m in modules("int8", hidden_size=128)] == [256] * 2 + [2 * 66] * 4 + [256] * 2
     assert [m.payload_bytes(2) for m in modules("int4", hidden_size=128)] == [256] * 2 + [2 * 34] * 4 + [256] * 2
+    assert [m.payload_bytes(2) for m in modules("int4/int8", hidden_size=128)][2:6] == [34 + 66] * 4
     assert [m.payload_bytes(2) for m in modules(TABLE)][2:6] == [66 + 34] * 3 + [66 + 34 + 2 * 66]
     assert [m.payload_bytes(2) for m in modules("int4", "desync")] == [320, 320, 0, 3 * 34, 0, 3 * 34, 320, 320]
 
@@ -131,10 +152,28 @@ def test_a_payload_is_part_of_the_function_and_of_the_config() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    ["int2", 8, "8", "8:0.5", "4:0.5,8:0.5", "8:0.5,8:0.5", "8:1.5,4:-0.5", "0:1", "8:0.5.1,4:0.5", {16: 1}, {8: "a"}],
+    [
+        "int2",
+        "int4/int2",
+        "int4/",
+        8,
+        "8",
+        "8:0.5",
+        "4:0.5,8:0.5",
+        "8:0.5,8:0.5",
+        "8:1.5,4:-0.5",
+        "0:1",
+        "8:0.5.1,4:0.5",
+        "4:0.5,4/8:0.5",
+        "0/8:1",
+        {16: 1},
+        {8: "a"},
+    ],
 )
 def test_other_payloads_are_refused(payload: Any) -> None:
-    with pytest.raises(ValueError, match=r"^'payload' of layers 0-2 is .*: it must be 'full', 'int8', 'int4' or bits"):
+    with pytest.raises(
+        ValueError, match=r"^'payload' of layers 0-2 is .*: it must be 'full', 'int8', 'int4', 'int4/int8' or bits"
+    ):
         make_region("0-2", "ladder", 4, payload=payload)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rewired.model import quantised_reduction
-from rewired.model.collectives import launch
+from rewired.model.collectives import launch_quantised
+from rewired.model.payload import Section
 from rewired.model.quantisation import quantised_sum
 from rewired.ranks import run_on_ranks
 
@@ -27,16 +28,20 @@ some_payloads = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "table" else pytest.mark.slow) for name in PAYLOADS]
 )
 
-SECTIONS = ((8, 100), (4, 30))
+SECTIONS = (Section(8, 8, 100), Section(4, 8, 30))
 
 
 def test_a_sum_on_ranks_is_bit_for_bit_that_of_one_process() -> None:
-    """Also where groups of channels do not go round, and with several shards on a rank."""
+    """Also where groups of channels do not go round, and with several shards on a rank; so is what rounding leaves."""
     for ranks in (2, 3):
         for dtype in (torch.float32, torch.bfloat16):
             expected = quantised_sum(parts(dtype), SECTIONS)
-            for total in run_on_ranks(sum_on_ranks, ranks, dtype):
-                assert torch.equal(torch.from_numpy(total).to(dtype), expected)
+            found = run_on_ranks(sum_on_ranks, ranks, dtype)
+            for total, _, _ in found:
+                assert torch.equal(torch.from_numpy(total).to(dtype), expected.total)
+            for which in (1, 2):
+                left = torch.cat([torch.from_numpy(each[which]) for each in found])
+                assert torch.equal(left.to(dtype), expected[which])
 
 
 def parts(dtype: torch.dtype) -> torch.Tensor:
@@ -46,7 +51,8 @@ def parts(dtype: torch.dtype) -> torch.Tensor:
 def sum_on_ranks(dtype: torch.dtype) -> Any:
     world = torch.distributed.group.WORLD
     own = parts(dtype).chunk(world.size())[world.rank()]
-    return (launch(own, world.group_name, SECTIONS) + 0).float().numpy()  # whoever uses it waits
+    total, left, left_of_sum = launch_quantised(own, SECTIONS, world.group_name)
+    return [(each + 0).float().numpy() for each in (total, left, left_of_sum)]  # whoever uses the total waits
 
 
 @some_payloads
@@ -93,7 +99,8 @@ BYTES = {
     "full": (0, 0),
     "int8": (2 * 66 // 2, 2 * 66 // 2),  # of 128 channels: two groups, 64 numbers and a scale each
     "int4": (2 * 34 // 2, 2 * 34 // 2),
-    "8:0.5,4:0.5": ((66 + 34) // 2, (66 + 34) // 2),
+    "int4/int8": (2 * 34 // 2, 2 * 66 // 2),
+    "8:0.5,4:0.5": (66 + 34, 66 + 34),  # a group each, which one of the ranks adds up
 }
 
 

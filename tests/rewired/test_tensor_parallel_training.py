@@ -204,7 +204,7 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     sharding.column_parallel = column_parallel
     tensor_parallel.sum_gradients = residual_stream.sum_gradients = lambda group, *tensors: tensors
     residual_stream.split_gradient = lambda tensor, ranks: tensor
-    residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped, sections: (
+    residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped: (
         settled if in_flight is None else collectives.add(settled, in_flight),
         G.apply(output, group),
     )

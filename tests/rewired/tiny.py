@@ -60,9 +60,10 @@ PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "ladder-peek-int4": [{"layers": "1-6", "preset": "ladder", "peek": True, "payload": "int4"}],
     "desync-int8": [{"layers": "0-5", "preset": "desync", "every": 3, "overlap": True, "payload": "int8"}],
     "partial-int4": [{"layers": "1-6", "preset": "partial", "shared_fraction": 0.6, "payload": "int4"}],
+    "desync-mean-int4": [{"layers": "0-6", "preset": "desync", "every": 2, "merge": "mean", "payload": "int4/int8"}],
     "table": [
-        {"layers": "0-3", "preset": "ladder", "peek": True, "payload": {8: 0.25, 4: 0.35, 0: 0.4}},
-        {"layers": "3-6:mlp", "preset": "standard", "payload": {8: 0.5, 4: 0.5}},
+        {"layers": "0-3", "preset": "ladder", "peek": True, "payload": {8: 0.25, "4/8": 0.35, 0: 0.4}},
+        {"layers": "3-6:mlp", "preset": "standard", "peek": True, "payload": {8: 0.5, 4: 0.5}},
     ],
 }
 

@@ -15,6 +15,7 @@ place, before the norm's backward, is wrong then). Forward and backward mirror e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,28 +23,38 @@ from torch.autograd.function import once_differentiable
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from .graph_collectives import add, start_all_reduce
+from .graph_collectives import after as after_in_graph
 from .graph_collectives import all_reduce as all_reduce_in_graph
 from .graph_collectives import land as land_in_graph
 from .graph_collectives import land_and_launch as land_and_launch_in_graph
 from .graph_collectives import land_and_launch_quantised as land_and_launch_quantised_in_graph
 from .graph_collectives import start_quantised_sum as start_quantised_sum_in_graph
 from .payload import Sections
-from .quantisation import quantised_sum
-from .quantised_reduction import start_quantised_sum
+from .quantisation import Reduction, quantised_sum
+from .quantised_reduction import RankReduction, start_quantised_sum
 
 
-def launch(output: torch.Tensor, group: str | None, sections: Sections = ()) -> torch.Tensor:
+def launch(output: torch.Tensor, group: str | None) -> torch.Tensor:
     """Start to sum `output` over the ranks; `land` gives the sum.
-
-    With `sections`, `output` is the held shards' parts, [r, B, T, C], which are sent quantised, as their sum is. The
-    gradient is that of the plain sum: straight through.
 
     While training it sums in float32, which also is the dtype of the gradient that comes back: sums of 16-bit
     gradients diverge (CAAT-Net, section 4).
     """
     if group is None:
-        return _sum_here(output, sections) if sections else output
-    return _Launch.apply(output, group, sections) if _trains(output) else _start_or_defer(output, group, sections)
+        return output
+    return _Launch.apply(output, group) if _trains(output) else _start_or_defer(output, group)
+
+
+def launch_quantised(parts: torch.Tensor, sections: Sections, group: str | None) -> Reduction:
+    """Start to sum the held shards' parts, [r, B, T, C], which are sent quantised, as their sum is; `land` gives it.
+
+    The gradient is that of the plain sum: straight through, and none for what rounding leaves.
+    """
+    if group is None:
+        return Reduction(*_QuantisedSum.apply(parts, sections)) if _trains(parts) else quantised_sum(parts, sections)
+    if _trains(parts):
+        return Reduction(*_LaunchQuantised.apply(parts, sections, group))
+    return _start_quantised_or_defer(parts, sections, group)
 
 
 def land(
@@ -62,22 +73,37 @@ def land(
     return add(settled, finish(in_flight))
 
 
+def landed(tensor: torch.Tensor, settled: torch.Tensor, group: str | None) -> torch.Tensor:
+    """`tensor`, which came with what `land` has added to `settled`."""
+    return after_in_graph(tensor, settled) if torch.compiler.is_compiling() and group is not None else tensor
+
+
 def land_and_launch(
-    settled: torch.Tensor,
-    in_flight: torch.Tensor | None,
-    output: torch.Tensor,
-    group: str | None,
-    overlapped: bool,
-    sections: Sections = (),
+    settled: torch.Tensor, in_flight: torch.Tensor | None, output: torch.Tensor, group: str | None, overlapped: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Land what is in flight, if anything, then launch `output`; `overlapped` says that the next module hides it."""
-    if torch.compiler.is_compiling() and overlapped and group is not None and not _trains(output):
-        if sections:
-            return land_and_launch_quantised_in_graph(settled, in_flight, output, *_columns(sections), group)
+    if _hides_in_graph(output, group, overlapped):
         return land_and_launch_in_graph(settled, in_flight, output, group)
     if in_flight is not None:
         settled = land(settled, in_flight, group, after=output)
-    return settled, launch(output, group, sections)
+    return settled, launch(output, group)
+
+
+def land_and_launch_quantised(
+    settled: torch.Tensor,
+    in_flight: torch.Tensor | None,
+    parts: torch.Tensor,
+    group: str | None,
+    overlapped: bool,
+    sections: Sections,
+) -> tuple[torch.Tensor, Reduction]:
+    """The same with `launch_quantised`."""
+    if _hides_in_graph(parts, group, overlapped):
+        settled, *reduction = land_and_launch_quantised_in_graph(settled, in_flight, parts, _flat(sections), group)
+        return settled, Reduction(*reduction)
+    if in_flight is not None:
+        settled = land(settled, in_flight, group, after=parts)
+    return settled, launch_quantised(parts, sections, group)
 
 
 def sum_gradients(group: str | None, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -92,15 +118,18 @@ def split_gradient(replicated: torch.Tensor, ranks: int) -> torch.Tensor:
     return _SplitGradient.apply(replicated, ranks) if ranks > 1 and _trains(replicated) else replicated
 
 
-def start(tensor: torch.Tensor, group: str, sections: Sections = ()) -> torch.Tensor:
-    """A reduction under way. Outside a graph, a tensor that waits when it is used, whoever uses it."""
+def start(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    """An all-reduce under way. Outside a graph, a tensor that waits when it is used, whoever uses it."""
+    started = start_all_reduce(tensor, group)
+    return started if torch.compiler.is_compiling() else AsyncCollectiveTensor(started)
+
+
+def start_quantised(parts: torch.Tensor, sections: Sections, group: str) -> Reduction:
+    """The same of quantised parts; what rounding leaves of the sum is there when `total` was waited for."""
     if torch.compiler.is_compiling():
-        if sections:
-            return start_quantised_sum_in_graph(tensor, *_columns(sections), group)
-        return start_all_reduce(tensor, group)
-    return AsyncCollectiveTensor(
-        start_quantised_sum(tensor, sections, group) if sections else start_all_reduce(tensor, group)
-    )
+        return Reduction(*start_quantised_sum_in_graph(parts, _flat(sections), group))
+    started = start_quantised_sum(parts, sections, group)
+    return started._replace(total=AsyncCollectiveTensor(started.total))
 
 
 def finish(in_flight: torch.Tensor) -> torch.Tensor:
@@ -112,27 +141,44 @@ def finish(in_flight: torch.Tensor) -> torch.Tensor:
 
 class _Launch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, group: str, sections: Sections) -> torch.Tensor:
-        ctx.dtype, ctx.parts = output.dtype, len(output) if sections else None
-        return _start_or_defer(_widened(output), group, sections)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        own = finish(gradient).to(ctx.dtype)
-        return own if ctx.parts is None else own.expand(ctx.parts, *own.shape), None, None
-
-
-class _QuantisedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parts: torch.Tensor, sections: Sections) -> torch.Tensor:
-        ctx.parts = len(parts)
-        return quantised_sum(parts, sections)
+    def forward(ctx: Any, output: torch.Tensor, group: str) -> torch.Tensor:
+        ctx.dtype = output.dtype
+        return _start_or_defer(_widened(output), group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.expand(ctx.parts, *gradient.shape), None
+        return finish(gradient).to(ctx.dtype), None
+
+
+class _LaunchQuantised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, sections: Sections, group: str) -> tuple[torch.Tensor, ...]:
+        ctx.dtype, ctx.held = parts.dtype, len(parts)
+        total, left, left_of_sum = _start_quantised_or_defer(_widened(parts), sections, group)
+        left = left.to(parts.dtype)
+        ctx.mark_non_differentiable(left, left_of_sum)
+        return total, left, left_of_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        own = finish(gradient).to(ctx.dtype)
+        return own.expand(ctx.held, *own.shape), None, None
+
+
+class _QuantisedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
+        ctx.shards = len(parts)
+        total, left, left_of_sum = quantised_sum(parts, sections)
+        ctx.mark_non_differentiable(left, left_of_sum)
+        return total, left, left_of_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.expand(ctx.shards, *gradient.shape), None
 
 
 class _Land(torch.autograd.Function):
@@ -176,33 +222,34 @@ class _SplitGradient(torch.autograd.Function):
 
 
 class _RunsIfRead(AsyncCollectiveTensor):
-    """An all-reduce that starts when it is waited for: recomputation stops early, and throws most of the last away.
+    """A reduction that starts when it is waited for: recomputation stops early, and throws most of the last away.
 
     One that was started and never waited for would be kept, with its tensor, until the process ends.
     """
 
-    output: torch.Tensor
-    group: str
-    sections: Sections
+    run: Callable[[], torch.Tensor]
 
-    def __new__(cls, output: torch.Tensor, group: str, sections: Sections) -> _RunsIfRead:
-        deferred = super().__new__(cls, output[0] if sections else output)
-        deferred.output, deferred.group, deferred.sections = output, group, sections
+    def __new__(cls, like: torch.Tensor, run: Callable[[], torch.Tensor]) -> _RunsIfRead:
+        deferred = super().__new__(cls, like)
+        deferred.run = run
         return deferred
 
     def trigger_wait(self) -> torch.Tensor:
         if not self.completed:
-            self.elem = finish(start(self.output, self.group, self.sections))
+            self.elem = self.run()
             self.completed = True
         return self.elem
 
 
-def _start_or_defer(output: torch.Tensor, group: str, sections: Sections) -> torch.Tensor:
-    return _RunsIfRead(output, group, sections) if _recomputes() else start(output, group, sections)
+def _start_or_defer(output: torch.Tensor, group: str) -> torch.Tensor:
+    return _RunsIfRead(output, lambda: finish(start(output, group))) if _recomputes() else start(output, group)
 
 
-def _sum_here(parts: torch.Tensor, sections: Sections) -> torch.Tensor:
-    return _QuantisedSum.apply(parts, sections) if _trains(parts) else quantised_sum(parts, sections)
+def _start_quantised_or_defer(parts: torch.Tensor, sections: Sections, group: str) -> Reduction:
+    if not _recomputes():
+        return start_quantised(parts, sections, group)
+    reduction = RankReduction(parts, sections, group)
+    return reduction.outcome._replace(total=_RunsIfRead(reduction.total, reduction.run))
 
 
 def _reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
@@ -211,9 +258,14 @@ def _reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     return finish(start(tensor, group))
 
 
-def _columns(sections: Sections) -> tuple[list[int], list[int]]:
-    """Bits and channels, as an operation of a graph takes them."""
-    return [bits for bits, _ in sections], [channels for _, channels in sections]
+def _flat(sections: Sections) -> list[int]:
+    """As an operation of a graph takes them."""
+    return [number for section in sections for number in section]
+
+
+def _hides_in_graph(output: torch.Tensor, group: str | None, overlapped: bool) -> bool:
+    """Whether a compiled program must be kept from undoing an overlap."""
+    return torch.compiler.is_compiling() and overlapped and group is not None and not _trains(output)
 
 
 def _trains(tensor: torch.Tensor) -> bool:

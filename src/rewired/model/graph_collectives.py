@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from . import quantised_reduction
+from .payload import Section, Sections
 
 _wait = torch.ops._c10d_functional.wait_tensor
 
@@ -33,22 +34,25 @@ def land_and_launch(
 
 @torch.library.custom_op("rewired::land_and_launch_quantised", mutates_args=())
 def land_and_launch_quantised(
-    settled: torch.Tensor,
-    in_flight: torch.Tensor | None,
-    parts: torch.Tensor,
-    bits: list[int],
-    channels: list[int],
-    group: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same where the next reduction sends `channels` of so many `bits`, section by section."""
+    settled: torch.Tensor, in_flight: torch.Tensor | None, parts: torch.Tensor, sections: list[int], group: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same where the next reduction is `start_quantised_sum`."""
     landed = settled.clone() if in_flight is None else add(settled, _wait(in_flight))
-    return landed, quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group)
+    return landed, *quantised_reduction.start_quantised_sum(parts, as_sections(sections), group)
 
 
 @torch.library.custom_op("rewired::start_quantised_sum", mutates_args=())
-def start_quantised_sum(parts: torch.Tensor, bits: list[int], channels: list[int], group: str) -> torch.Tensor:
-    """The quantised sum over the ranks, [r, B, T, C] -> [B, T, C], under way: to be read only after a wait."""
-    return quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group)
+def start_quantised_sum(
+    parts: torch.Tensor, sections: list[int], group: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A `Reduction` over the ranks, under way; `sections` are flat."""
+    return quantised_reduction.start_quantised_sum(parts, as_sections(sections), group)
+
+
+@torch.library.custom_op("rewired::after", mutates_args=())
+def after(tensor: torch.Tensor, landed: torch.Tensor) -> torch.Tensor:
+    """`tensor`, which a wait has filled: that of `landed`."""
+    return tensor.clone()
 
 
 @torch.library.custom_op("rewired::all_reduce", mutates_args=())
@@ -80,16 +84,22 @@ def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     return settled + (update if update.dtype == settled.dtype else update.to(settled.dtype))
 
 
+def as_sections(flat: list[int]) -> Sections:
+    return tuple(Section(*flat[first : first + 3]) for first in range(0, len(flat), 3))
+
+
+def _like_reduction(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return parts.new_empty(parts.shape[1:]), parts.new_empty(parts.shape), parts.new_empty(parts.shape)
+
+
 land.register_fake(lambda settled, in_flight, after: torch.empty_like(settled))
 land_and_launch.register_fake(
     lambda settled, in_flight, output, group: (torch.empty_like(settled), output.new_empty(output.shape))
 )
 land_and_launch_quantised.register_fake(
-    lambda settled, in_flight, parts, bits, channels, group: (
-        torch.empty_like(settled),
-        parts.new_empty(parts.shape[1:]),
-    )
+    lambda settled, in_flight, parts, sections, group: (torch.empty_like(settled), *_like_reduction(parts))
 )
-start_quantised_sum.register_fake(lambda parts, bits, channels, group: parts.new_empty(parts.shape[1:]))
+start_quantised_sum.register_fake(lambda parts, sections, group: _like_reduction(parts))
+after.register_fake(lambda tensor, landed: torch.empty_like(tensor))
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
 own.register_fake(torch.empty_like)

@@ -126,9 +126,10 @@ MODIFIERS = (
         flag="--payload",
         type=str,
         is_valid=is_payload,
-        wanted="'full', 'int8', 'int4' or bits and shares of the channels, most bits first, as in 8:0.1,4:0.4,0:0.5",
-        metavar="int8|int4|BITS:SHARE,...",
-        help="What reductions send, also of --standard-layers: fewer bits; channels of 0 bits stay local.",
+        wanted="'full', 'int8', 'int4', 'int4/int8' or bits and shares of the channels, most bits first, as in "
+        "8:0.1,4/8:0.4,0:0.5",
+        metavar="int8|int4|int4/int8|BITS:SHARE,...",
+        help="What reductions send, also of --standard-layers: bits of the parts / of the sum; those of 0 stay local.",
         read=as_text,
         is_for_dense=True,
     ),

@@ -3,32 +3,53 @@
 Of a reduction a group is 64 channels of a token; adapt's comm has groups of its own.
 
 A group x becomes whole numbers q from -m to m, m = 2^(bits - 1) - 1, and a scale s, max |x| / m in bfloat16:
-q = round(x / s), and x is about s q. Packed, a group is a row of bytes: its numbers, then its scale.
+q = round(x / s), and x is about s q. Packed, a group is a row of bytes: its numbers, then its scale. What rounding
+leaves, x - s q, is kept: it goes along with the next reduction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 from torch.nn.functional import pad
 
-from .payload import GROUP, SCALE_BYTES, Sections
+from .payload import GROUP, SCALE_BYTES, Section, Sections
 
 
-def quantised_sum(parts: torch.Tensor, sections: Sections) -> torch.Tensor:
-    """The sum of the shards' quantised parts, quantised: [r, B, T, C] -> [B, T, C], in the dtype of `parts`.
+class Reduction(NamedTuple):
+    """A quantised sum, and what rounding leaves of it to each shard, which is zero where another shard adds up."""
+
+    total: torch.Tensor  # [B, T, C]
+    left: torch.Tensor  # [r, B, T, C], of the shard's own part
+    left_of_sum: torch.Tensor  # [r, B, T, C], of the sum of the groups that the shard adds up
+
+
+def quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
+    """The sum of the shards' quantised parts, [r, B, T, C], quantised, in the dtype of `parts`.
 
     What is not a matter of bits is in float32, or in float64 where `parts` are.
     """
-    sums = []
-    for (bits, channels), part in zip(sections, split(parts, sections), strict=True):
-        total = _rounded(in_groups(part), bits).sum(0)
-        sums.append(_rounded(total, bits).flatten(-2)[..., :channels])
-    return torch.cat(sums, dim=-1).to(parts.dtype)
+    found = [_sum_section(part, section) for part, section in zip(split(parts, sections), sections, strict=True)]
+    return Reduction(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
+
+
+def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
+    groups = in_groups(part)
+    rounded = _rounded(groups, section.bits)
+    exact = rounded.sum(0)
+    sent = _rounded(exact, section.sum_bits)
+    left_of_sum = torch.zeros_like(part, dtype=groups.dtype)
+    deal_out(exact - sent, shares_of(groups.shape[-2], len(part)), left_of_sum)
+    total, left = (_in_channels(each, section.channels) for each in (sent, groups - rounded))
+    return Reduction(total, left, left_of_sum)
 
 
 def split(tensor: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
     """The channels of each section."""
-    return tensor.split([channels for _, channels in sections], dim=-1)
+    return tensor.split([section.channels for section in sections], dim=-1)
 
 
 def in_groups(tensor: torch.Tensor, group: int = GROUP) -> torch.Tensor:
@@ -37,33 +58,77 @@ def in_groups(tensor: torch.Tensor, group: int = GROUP) -> torch.Tensor:
     return pad(widened, (0, -tensor.shape[-1] % group)).unflatten(-1, (-1, group))
 
 
+def shares_of(groups: int, shards: int) -> list[slice]:
+    """Which groups each shard, or rank, adds up: as equal parts as there can be, in order."""
+    bounds = [-(-shard * groups // shards) for shard in range(shards + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def deal_out(groups: torch.Tensor, shares: Sequence[slice], into: torch.Tensor) -> None:
+    """Give each shard its share of `groups`, which are those of the shares together: [..., G, 64] to [r, ..., C]."""
+    first = shares[0].start
+    for shard, share in zip(into, shares, strict=True):
+        own = shard[..., GROUP * share.start : GROUP * share.stop]
+        own.copy_(groups[..., share.start - first : share.stop - first, :].flatten(-2)[..., : own.shape[-1]])
+
+
+def pack_parts(parts: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shards' parts, [..., C], as rows of bytes, [..., G, n], and what rounding leaves of them, [..., C]."""
+    rows, left = _pack_and_keep(in_groups(parts), bits)
+    return rows, _in_channels(left, parts.shape[-1]).to(parts.dtype)
+
+
+def add_up(rows: torch.Tensor, bits: int, sum_bits: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of shards' rows, [r, ..., n], as rows, [..., n'], and what rounding leaves of it, [..., 64]."""
+    return _pack_and_keep(unpack(rows, bits, dtype).sum(0), sum_bits)
+
+
+def unpack_sum(rows: torch.Tensor, bits: int, channels: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows as channels: [..., G, n] -> [..., C], in `dtype`."""
+    return _in_channels(unpack(rows, bits, torch.promote_types(dtype, torch.float32)), channels).to(dtype)
+
+
 def pack(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., group] -> [..., group * bits / 8 + 2], bytes; of 4 bits, two numbers a byte."""
-    numbers, scales = _quantise(groups, bits)
-    if bits == 8:
-        packed = numbers.to(torch.int8).view(torch.uint8)
-    else:
-        shifted = (numbers + 8).to(torch.uint8)  # 1 to 15
-        packed = shifted[..., ::2] | shifted[..., 1::2] << 4
-    return torch.cat([packed, scales.view(torch.uint8)], dim=-1)
+    """Groups of n channels, [..., n] -> [..., n * bits / 8 + 2], bytes; of 4 bits, two numbers a byte."""
+    return _packed(*_quantise(groups, bits), bits)
 
 
 def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `pack` packed, as numbers of `dtype`: [..., group * bits / 8 + 2] -> [..., group]."""
-    packed, scales = rows.split([rows.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
+    """What `pack` packed, as numbers of `dtype`: [..., n * bits / 8 + 2] -> [..., n]."""
+    numbers, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
     if bits == 8:
-        numbers = packed.contiguous().view(torch.int8).to(dtype)
+        whole = numbers.contiguous().view(torch.int8).to(dtype)
     else:
-        numbers = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(dtype) - 8
-    return numbers * scales.contiguous().view(torch.bfloat16).to(dtype)
+        whole = torch.stack([numbers & 15, numbers >> 4], dim=-1).flatten(-2).to(dtype) - 8
+    return whole * scales.contiguous().view(torch.bfloat16).to(dtype)
+
+
+def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `pack` does, and what rounding leaves, [..., n]."""
+    numbers, scales = _quantise(groups, bits)
+    return _packed(numbers, scales, bits), groups - numbers * scales.to(groups.dtype)
 
 
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., group] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
+    """[..., n] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
     most = 2 ** (bits - 1) - 1
     scales = (groups.abs().amax(-1, keepdim=True) / most).to(torch.bfloat16)
     divisors = torch.where(scales == 0, 1.0, scales.to(groups.dtype))
     return (groups / divisors).round().clamp(-most, most), scales
+
+
+def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        rows = numbers.to(torch.int8).view(torch.uint8)
+    else:
+        shifted = (numbers + 8).to(torch.uint8)  # 1 to 15
+        rows = shifted[..., ::2] | shifted[..., 1::2] << 4
+    return torch.cat([rows, scales.view(torch.uint8)], dim=-1)
+
+
+def _in_channels(groups: torch.Tensor, channels: int) -> torch.Tensor:
+    """The inverse of `in_groups`: [..., G, 64] -> [..., C]."""
+    return groups.flatten(-2)[..., :channels]
 
 
 def _rounded(groups: torch.Tensor, bits: int) -> torch.Tensor:

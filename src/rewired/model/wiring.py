@@ -94,9 +94,10 @@ class ModuleWiring:
     `wait`: read the update in flight; else the stale stream. `reduce`: what of the output is reduced at the write.
     `sections`: what that reduction sends, quantised; empty where it sends what there is.
     `reads_shards`: the view differs per shard, because it holds own parts that are not reduced yet.
+    `keeps_rest`: what rounding leaves of them stays local until the next reduction.
     `gives_partials`: the output is needed shard by shard, not only summed.
     `keeps_payload`: the next module peeks at what this one put into its reduction.
-    `lacks_something`: its view is not all that was contributed so far.
+    `lacks_something`: its view is not all that was contributed so far, rounding aside.
     """
 
     region: Region
@@ -105,6 +106,7 @@ class ModuleWiring:
     merge: Merge
     shared_channels: int  # how many channels of the output are reduced
     sections: Sections = ()
+    keeps_rest: bool = False
     reads_shards: bool = False
     gives_partials: bool = False
     keeps_payload: bool = False
@@ -137,7 +139,7 @@ class ModuleWiring:
         return self.reads_shards or self.merge == "mean" or bool(self.sections)
 
     def payload_bytes(self, item_bytes: int) -> int:
-        """How many bytes a token its reduction carries, where activations have `item_bytes` each."""
+        """How many bytes a token its reduction carries, where activations have `item_bytes` each: `packed_bytes`."""
         return packed_bytes(self.sections) if self.sections else self.shared_channels * item_bytes
 
     def initial_gain(self, shards: int) -> float:
@@ -165,7 +167,7 @@ def _answers(region: Region, channels: int, hidden_size: int, is_last: bool) -> 
             "channels local, too: give no channels 0 bits."
         )
     sections = make_sections(region.payload, channels, hidden_size, is_last)
-    channels = sum(width for _, width in sections) if region.payload != FULL else channels
+    channels = sum(section.channels for section in sections) if region.payload != FULL else channels
     reduce: Reduce = "none" if channels == 0 else "all" if channels == hidden_size else "shared"
     return ModuleWiring(
         region,
@@ -174,31 +176,34 @@ def _answers(region: Region, channels: int, hidden_size: int, is_last: bool) -> 
         merge=region.merge,
         shared_channels=channels,
         sections=sections,
+        keeps_rest=bool(sections) and not is_last,
     )
 
 
 def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
     """Walk the modules once, tracking what is in flight and what is local, and note what each one meets."""
     resolved: list[ModuleWiring] = []
-    in_flight = False
+    in_flight = lacks_parts = False
     local_from: Region | None = None  # the region that left what no reduction has taken yet
     for module in modules:
         peeks_at_flight = module.region.peek and in_flight and not module.wait
         if in_flight:
             resolved[-1] = _read_by(resolved[-1], module, peeks_at_flight)
+        folds = module.reduce == "all" or bool(module.sections)
         resolved.append(
             replace(
                 module,
                 reads_shards=peeks_at_flight or (module.region.peek and local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
-                merge=local_from.merge if local_from and module.reduce == "all" else "sum",
+                merge=local_from.merge if local_from and folds else "sum",
                 gives_partials=module.reduce != "all" or bool(module.sections),
-                lacks_something=local_from is not None or (in_flight and not module.wait),
+                lacks_something=lacks_parts or (in_flight and not module.wait),
             )
         )
         if module.reduce != "all" and local_from:
             _check_same_merge(local_from, module.region)
-        local_from = None if module.reduce == "all" else module.region
+        local_from = module.region if module.reduce != "all" or module.keeps_rest else None
+        lacks_parts = module.reduce != "all"
         in_flight = module.launches
     return resolved
 
