@@ -28,7 +28,7 @@ def section_widths(wiring: Wiring) -> list[int]:
     """The channels of a stream, cut wherever some reduction of `wiring` ends or goes on with another number of bits."""
     ends = {0, wiring.hidden_size}
     for module in wiring.modules:
-        ends |= {module.shared_channels, *accumulate(width for _, width in module.sections)}
+        ends |= {module.shared_channels, *accumulate(section.channels for section in module.sections)}
     return [end - start for start, end in pairwise(sorted(ends))]
 
 
