@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.model.payload import GROUP
+from rewired.model.payload import GROUP, Section
 from rewired.model.quantisation import quantised_sum
 from rewired.model.wiring import Wiring
 from rewired.rotate.hadamard import block_hadamard, section_widths
@@ -58,7 +58,7 @@ def test_sections_are_cut_where_a_reduction_changes_its_bits(regions: list[dict[
 def test_a_group_with_one_large_channel_is_quantised_better() -> None:
     parts = torch.randn(3, 1, 50, GROUP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parts[..., 5] *= 30
-    matrix, sections, total = block_hadamard([GROUP]), ((4, GROUP),), parts.sum(0)
-    plain = (quantised_sum(parts, sections) - total).square().mean()
-    rotated = (quantised_sum(parts @ matrix, sections) @ matrix.T - total).square().mean()
+    matrix, sections, total = block_hadamard([GROUP]), (Section(4, 4, GROUP),), parts.sum(0)
+    plain = (quantised_sum(parts, sections).total - total).square().mean()
+    rotated = (quantised_sum(parts @ matrix, sections).total @ matrix.T - total).square().mean()
     assert rotated < plain / 4
