@@ -148,7 +148,11 @@ REFUSED = {
     "prompt": (["tiny", "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),
     "layers": (["tiny", "--layers", "5"], "--layers is 5, and the model has 4"),
-    "engine": (["tiny", "--engine", "sglang"], "--engine sglang is not known: choose transformers or transformers-cb"),
+    "engine": (
+        ["tiny", "--engine", "sglang"],
+        "--engine sglang is not known: choose transformers, transformers-cb or vllm",
+    ),
+    "no vLLM": (["tiny", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
     "one token": (["tiny", "--engine", "transformers-cb", "--new", "1"], "the first token counts as prefill"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
     "rate": (["tiny", "--link", "fast"], '"fast" is no rate of a link: write it like 1gbit'),

@@ -14,7 +14,7 @@ from rewired.extras import needs
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import TRANSFORMERS, BenchRequest, names
+from .request import CONTINUOUS, TRANSFORMERS, BenchRequest, names
 
 _WIRINGS = "ladder,ladder+peek,parallel,desync-2x,desync-4x,partial-0.5,none"
 
@@ -42,7 +42,7 @@ def _bench(
         str,
         typer.Option(
             metavar="NAME,...",
-            help="What is timed beside standard and transformers' own Llama; own is a rewired checkpoint's, and "
+            help="What is timed beside standard and the engine's own Llama; own is a rewired checkpoint's, and "
             "ladder:16-32 rewires some layers only.",
         ),
     ] = _WIRINGS,
@@ -64,7 +64,8 @@ def _bench(
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="What runs the models: transformers, or transformers-cb, its continuous batching.")
+        str,
+        typer.Option(help="What runs the models: transformers, transformers-cb, its continuous batching, or vllm."),
     ] = TRANSFORMERS,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also trace a prefill, and draw a timeline in which overlap can be seen.")
@@ -102,7 +103,7 @@ def _bench(
             dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
             device,
             link,
-            compiled and engine == TRANSFORMERS,
+            compiled and engine != CONTINUOUS,
             engine,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)

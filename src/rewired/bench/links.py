@@ -12,9 +12,9 @@ from torch import distributed
 
 from . import torchrun
 from .link import EmulatedLink, group_over_fast_link, let_gloo_preempt
-from .request import BenchRequest
+from .request import VLLM, BenchRequest
 
-LOOPBACK, NCCL, NO_P2P = "loopback", "nccl", "no-p2p"
+LOOPBACK, SHARED_MEMORY, NCCL, NO_P2P = "loopback", "shared memory", "nccl", "no-p2p"
 TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
 
 
@@ -27,6 +27,8 @@ def check_link(request: BenchRequest) -> None:
     if request.link == NO_P2P:
         if request.device != "cuda":
             raise ValueError(f"--link {NO_P2P} is for NVIDIA GPUs: give a rate, such as 1gbit, to ranks on a CPU.")
+        if request.engine == VLLM:
+            raise ValueError(f"--link {NO_P2P} is for NCCL, and vLLM has kernels of its own: leave out --engine vllm.")
         return
     link = EmulatedLink.parse(request.link)
     if request.device != "cpu":

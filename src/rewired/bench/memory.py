@@ -11,17 +11,22 @@ from rewired.plan.machine import Load
 from rewired.plan.memory import USABLE, cache_bytes, weight_bytes
 from rewired.quantities import count, size
 
-from .request import BenchRequest
+from .request import VLLM, BenchRequest
 
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int) -> None:
-    """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory."""
+def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, contenders: int) -> None:
+    """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory.
+
+    Contenders share both; but each engine of vLLM has its own.
+    """
     width = torch.empty((), dtype=getattr(torch, request.dtype)).element_size() / 2  # of what is counted in 16 bits
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
     load = Load(batch, request.prompt, request.new)
     needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, load))
+    if request.engine == VLLM:
+        needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, load))
     if request.device == "cuda":
         free, where = USABLE * torch.cuda.get_device_properties(0).total_memory, "a GPU has"
     else:

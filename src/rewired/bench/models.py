@@ -24,7 +24,7 @@ from rewired.model.sharding import on_this_rank
 
 from .contenders import Contender
 
-_STD = 0.02  # of random weights: any that keep activations finite will do
+STD = 0.02  # of random weights: any that keep activations finite will do
 
 
 class SharedWeights:
@@ -70,20 +70,25 @@ class SharedWeights:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         seed = zlib.crc32(name.encode()) + (1 + self.rank if is_split else 0)  # ranks agree on what is not split
         generator = torch.Generator(self.device).manual_seed(seed)
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, _STD, generator=generator)
+        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, STD, generator=generator)
 
 
 def build(contender: Contender, config: LlamaConfig, tp_shards: int, mesh: DeviceMesh | None) -> Any:
     """The model of a contender, split over `mesh` and without weights."""
-    sizes = config.to_dict()
-    if not contender.is_stock:
-        config = RewiredLlamaConfig.from_dict({**sizes, "wiring": contender.entries, "tp_shards": tp_shards})
+    config = config_of(contender, config, tp_shards)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval()
     if mesh is not None:
         plan = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), tp_plan="auto"))[0]
         apply_tensor_parallelism(model, mesh, plan)
     return model
+
+
+def config_of(contender: Contender, config: LlamaConfig, tp_shards: int) -> LlamaConfig:
+    """That of a contender, of the sizes of `config`."""
+    if contender.is_stock:
+        return config
+    return RewiredLlamaConfig.from_dict({**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards})
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh:

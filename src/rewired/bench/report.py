@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from .contenders import NONE, STANDARD, STOCK
+from .request import VLLM
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 
 Row = Mapping[str, Any]
@@ -16,7 +17,7 @@ _TITLES = {PREFILL: "prefill", DECODE: "token", DECODE_COMPILED: "compiled token
 READING = (
     "Times are medians of interleaved rounds, ± half of the quartiles' distance; x is the speedup over standard, the "
     "median of the rounds' own ratios. Hidden is the share of communication that a wiring saves, in prefill and by "
-    "token: (standard - wiring) / (standard - none). stock is transformers' own Llama by its own tensor parallelism; "
+    "token: (standard - wiring) / (standard - none). stock is the engine's own Llama by its own tensor parallelism; "
     "none does not communicate at all, and its output is wrong: it is the bound."
 )
 
@@ -46,6 +47,7 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table]:
 def verdicts(results: Mapping[str, Any]) -> list[str]:
     """What the tables say of our own tensor parallelism: standard against stock, over all cells."""
     lines = []
+    own = "vLLM's own Llama" if results["request"]["engine"] == VLLM else "transformers' own tensor parallelism"
     for measure in MEASURES:
         speedups = [
             row["speedup"][measure][STOCK]
@@ -54,7 +56,7 @@ def verdicts(results: Mapping[str, Any]) -> list[str]:
         ]
         if speedups:
             span = dict.fromkeys(f"{speedup:.2f}" for speedup in (min(speedups), max(speedups)))
-            lines.append(f"standard over transformers' own tensor parallelism, {_TITLES[measure]}: {' to '.join(span)}")
+            lines.append(f"standard over {own}, {_TITLES[measure]}: {' to '.join(span)}")
     return lines
 
 

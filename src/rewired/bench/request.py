@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRANSFORMERS, CONTINUOUS = "transformers", "transformers-cb"
+TRANSFORMERS, CONTINUOUS, VLLM = "transformers", "transformers-cb", "vllm"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -35,10 +35,10 @@ class BenchRequest:
                 raise ValueError(f"{flag} is {value}: it must be at least 1.")
         if self.rounds < 3:
             raise ValueError(f"--rounds is {self.rounds}: quartiles need at least 3.")
-        if self.engine not in (TRANSFORMERS, CONTINUOUS):
-            raise ValueError(f"--engine {self.engine} is not known: choose {TRANSFORMERS} or {CONTINUOUS}.")
-        if self.engine == CONTINUOUS and self.new < 2:
-            raise ValueError(f"--new is {self.new}: with --engine {CONTINUOUS}, the first token counts as prefill.")
+        if self.engine not in (TRANSFORMERS, CONTINUOUS, VLLM):
+            raise ValueError(f"--engine {self.engine} is not known: choose {TRANSFORMERS}, {CONTINUOUS} or {VLLM}.")
+        if self.engine != TRANSFORMERS and self.new < 2:
+            raise ValueError(f"--new is {self.new}: with --engine {self.engine}, the first token counts as prefill.")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")
 

@@ -11,18 +11,21 @@ from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
 from rewired.plan.shapes import find_checkpoint, named_shape
+from rewired.progress import announce
 from rewired.ranks import run_on_ranks
 from rewired.sources import checkpoint_folder
+from rewired.vllm_start import vllm_version
 
-from . import torchrun
+from . import torchrun, vllm_engine
 from .contenders import NONE, Contender, contenders
 from .environment import environment
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .profiling import Profile
-from .request import BenchRequest
+from .request import VLLM, BenchRequest
 from .results import Measured, to_json
-from .sweep import Sweep, measure
+from .sweep import Sweep
+from .sweep import measure as in_transformers
 
 
 def bench(
@@ -35,13 +38,15 @@ def bench(
     measured here, RankError where a rank fails.
     """
     check_link(request)
+    if request.engine == VLLM:
+        _check_vllm(request, profiles)
     if torchrun.is_joined():
         torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
     rivals = contenders(request.wirings, model.shape, model.own)
     for tp in tp_sizes:
         model.shape.check_shards(tp, "--tp")
-        check_memory(request, model.shape, tp, max(batches))
+        check_memory(request, model.shape, tp, max(batches), len(rivals))
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     measured = Measured(out, request)
@@ -99,12 +104,22 @@ def _sweep(
     request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profile: Profile | None
 ) -> Sweep:
     """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
-    rivals = [rival for rival in rivals if tp > 1 or rival.name != NONE]
+    has_none = tp > 1 and request.engine != VLLM
+    rivals = [rival for rival in rivals if has_none or rival.name != NONE]
     tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
     return Sweep(request, model.config, rivals, tp, tp_shards, model.folder, profile)
 
 
+def _check_vllm(request: BenchRequest, profiles: bool) -> None:
+    vllm_version()
+    if profiles:
+        raise ValueError("--profile traces models in transformers: leave it out, or --engine vllm.")
+    if NONE in request.wirings:
+        announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
+
+
 def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+    measure = vllm_engine.measure if sweep.request.engine == VLLM else in_transformers
     if torchrun.is_joined():
         measure(sweep, batches, measured)
         return

@@ -27,8 +27,8 @@ from .runs import DECODE, PREFILL, Steps
 from .timing import Run, Samples, interleaved
 from .traffic import bytes_sent
 
-_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
-_CHECKED = 64  # tokens of the prompt whose logits are compared
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
+CHECKED = 64  # tokens of the prompt whose logits are compared
 _ENGINES: dict[str, type[Steps] | type[Batches]] = {TRANSFORMERS: Steps, CONTINUOUS: Batches}
 
 Groups = dict[str, Any]  # a process group for each link
@@ -145,10 +145,10 @@ def _check_logits(models: Models, sweep: Sweep) -> None:
     """Raise ValueError where `standard` is not stock Llama."""
     for link in {link for link, _ in models}:
         stock, standard = models[link, STOCK], models[link, STANDARD]
-        tokens = prompt(stock, 1, min(_CHECKED, sweep.request.prompt))
+        tokens = prompt(stock, 1, min(CHECKED, sweep.request.prompt))
         expected, logits = stock(tokens).logits, standard(tokens).logits
         difference = ((logits - expected).abs().max() / expected.abs().max()).item()
-        if not difference <= _TOLERANCE[sweep.request.dtype]:
+        if not difference <= TOLERANCE[sweep.request.dtype]:
             raise ValueError(
                 f"The logits of standard differ from stock Llama's by {difference:.1e} of the largest: nothing was "
                 "timed. This is a fault of rewired; please report it with the output of rewired bench."

@@ -1,0 +1,210 @@
+"""A sweep in vLLM: its own Llama is `stock`, and every other contender is that model by our plugin.
+
+Every rank holds an engine of each contender, and takes all steps that the other ranks take. So engines are timed in
+turns, as models in transformers are. Weights are random: no time depends on them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import LlamaConfig
+
+from rewired.progress import Progress
+from rewired.vllm_start import starting
+
+from .contenders import STANDARD, STOCK, Contender
+from .links import NCCL, SHARED_MEMORY
+from .models import STD, config_of
+from .results import Cell, Measured
+from .runs import DECODE, PREFILL
+from .sweep import CHECKED, TOLERANCE, Sweep
+from .timing import interleaved
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # an engine runs in its rank
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or all engines of a rank would sit on one core
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+_RANDOM = "rewired-random"
+_PAGES = 256  # tokens more than a sequence has, in its last page and in one that vLLM keeps
+
+
+def measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+    """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
+
+    Raises ValueError where vLLM refuses a model, or `standard` does not compute what vLLM's own Llama does.
+    """
+    os.environ.update(_ENVIRONMENT)
+    _join(sweep)
+    with TemporaryDirectory() as folder:
+        engines = _engines(sweep, max(batches), Path(folder))
+        _check_logprobs(engines, sweep)
+        for batch in batches:
+            cell = _measure_batch(engines, batch, sweep)
+            if distributed.get_rank() == 0:
+                measured.add(cell)
+
+
+def _measure_batch(engines: Mapping[str, Any], batch: int, sweep: Sweep) -> Cell:
+    request = sweep.request
+    prompts = _prompts(engines[STOCK], batch, request.prompt)
+    runs = {name: partial(_generate, engine, prompts, request.new) for name, engine in engines.items()}
+    for run in runs.values():
+        run()
+        run()
+    samples = interleaved(runs, request.rounds, f"bench: TP {sweep.tp}, batch {batch}: round")
+    return Cell(sweep.tp, batch, {_link(sweep): samples}, {name: {} for name in engines})
+
+
+_request_ids = map(str, count())
+
+
+def _generate(engine: Any, prompts: Sequence[list[int]], new: int) -> dict[str, float]:
+    """Seconds until all sequences, which arrive together, have their first token, and of each step from then on."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+    waiting = {next(_request_ids): prompt for prompt in prompts}
+    distributed.barrier()
+    start = first = time.perf_counter()
+    for name, prompt in waiting.items():
+        engine.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+    while engine.llm_engine.has_unfinished_requests():
+        for output in engine.llm_engine.step():
+            if waiting.pop(output.request_id, None):
+                first = time.perf_counter()
+    return {PREFILL: first - start, DECODE: (time.perf_counter() - first) / (new - 1)}
+
+
+def _engines(sweep: Sweep, batch: int, folder: Path) -> dict[str, Any]:
+    config = LlamaConfig.from_dict({**sweep.config, "architectures": ["LlamaForCausalLM"]})
+    config.max_position_embeddings = max(config.max_position_embeddings, sweep.request.prompt + sweep.request.new)
+    engines = {}
+    with Progress("bench: start engine", len(sweep.contenders)) as progress:
+        for contender in sweep.contenders:
+            engines[contender.name] = _engine(contender, config, sweep, batch, folder / contender.name)
+            progress.advance()
+    return engines
+
+
+def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int, folder: Path) -> Any:
+    """vLLM with one contender, whose weights are made on the rank that holds them."""
+    request, length = sweep.request, sweep.request.prompt + sweep.request.new
+    own = config_of(contender, config, sweep.tp_shards)
+    own.architectures = ["LlamaForCausalLM" if contender.is_stock else "RewiredLlamaForCausalLM"]
+    own.save_pretrained(folder)
+    with starting(contender.name):
+        from vllm import LLM
+
+        _register_random_weights()
+        return LLM(
+            str(folder),
+            load_format=_RANDOM,
+            skip_tokenizer_init=True,
+            dtype=request.dtype,
+            seed=0,
+            tensor_parallel_size=sweep.tp,
+            distributed_executor_backend="external_launcher",
+            enforce_eager=not request.is_compiled,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+            max_model_len=length,
+            max_num_seqs=batch,
+            max_num_batched_tokens=batch * length,
+            kv_cache_memory_bytes=_cache_bytes(config, request.dtype, sweep.tp, batch * (length + _PAGES)),
+        )
+
+
+def _cache_bytes(config: LlamaConfig, dtype: str, tp: int, tokens: int) -> int:
+    """Of a rank's keys and values."""
+    heads = max(1, (config.num_key_value_heads or config.num_attention_heads) // tp)
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * tokens * getattr(torch, dtype).itemsize
+
+
+def _check_logprobs(engines: Mapping[str, Any], sweep: Sweep) -> None:
+    """Raise ValueError where `standard` is not vLLM's own Llama."""
+    from vllm import SamplingParams
+
+    prompts = _prompts(engines[STOCK], 1, min(CHECKED, sweep.request.prompt))
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    found = {}
+    for name in (STOCK, STANDARD):
+        inputs = [{"prompt_token_ids": prompts[0]}]
+        (output,) = engines[name].generate(inputs, sampling, use_tqdm=False)
+        each = zip(prompts[0][1:], output.prompt_logprobs[1:], strict=True)
+        found[name] = torch.tensor([logprobs[token].logprob for token, logprobs in each])
+    difference = ((found[STANDARD] - found[STOCK]).abs().max() / found[STOCK].abs().max()).item()
+    if not difference <= TOLERANCE[sweep.request.dtype]:
+        raise ValueError(
+            f"The log-probabilities of standard differ from vLLM's own Llama's by {difference:.1e} of the largest: "
+            "nothing was timed. This is a fault of rewired; please report it with the output of rewired bench."
+        )
+
+
+def _prompts(engine: Any, batch: int, length: int) -> list[list[int]]:
+    """Random tokens, the same on all ranks."""
+    vocabulary = engine.llm_engine.model_config.get_vocab_size()
+    tokens = torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(0))  # [batch, length]
+    return list(tokens.tolist())
+
+
+@cache
+def _register_random_weights() -> None:
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    @register_model_loader(_RANDOM)
+    class RandomWeights(BaseModelLoader):
+        """Norms and biases are one, and all projections random, the same for all contenders; gains are as they are."""
+
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.data.fill_(1)
+                elif not name.endswith("_gain.weight"):
+                    seed = zlib.crc32(name.encode()) + distributed.get_rank()
+                    generator = torch.Generator(parameter.device).manual_seed(seed)
+                    parameter.data.normal_(0, STD, generator=generator)
+
+
+def _join(sweep: Sweep) -> None:
+    """Make vLLM's process groups, before an engine does.
+
+    On a CPU its ranks share memory if they say that they are on one machine. Over a link they are on two: then vLLM
+    goes through gloo, as the reductions that overlap always do.
+    """
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()  # without them there is no shared memory
+    rank = distributed.get_rank()
+    machine = rank if sweep.request.link else 0
+    name = os.environ["VLLM_DIST_IDENT"] = f"rewired-{os.getppid()}-{machine}"
+    with starting("the ranks"), set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(sweep.tp, rank, local_rank=rank, backend=distributed.get_backend())
+        initialize_model_parallel(sweep.tp)
+    distributed.barrier()
+    for memory in Path("/dev/shm").glob(f"{name}-*"):  # all ranks have it; what is killed would leave it behind
+        memory.unlink(missing_ok=True)
+
+
+def _link(sweep: Sweep) -> str:
+    if sweep.request.device == "cuda":
+        return NCCL
+    return sweep.request.link or SHARED_MEMORY
