@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -13,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from rewired.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
 from tests.convert.checkpoints import config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
 from tests.refit.models import TOKENS
@@ -68,6 +72,18 @@ def test_weights_are_written_once(source: Path) -> None:
     assert len(written) > 1
     assert {path.stat().st_nlink for path in written} == {1}
     assert not any(path.samefile(source / path.name) for path in written)
+
+
+def test_space_is_counted_for_the_weights_and_for_an_untied_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_llama(tmp_path / "source", tie_word_embeddings=True)
+    needed = sum(info.size for info in Checkpoint.open(source).tensors().values()) + 61 * 32 * 4
+    for free, fits in ((needed - 1, False), (needed, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        with nullcontext() if fits else pytest.raises(ValueError, match="No space left"):
+            convert(source, tmp_path / "out", Request(rotate="hadamard"))
+        assert (tmp_path / "out").exists() == fits
 
 
 def test_a_refit_fits_to_the_original_in_the_basis(dense: Path, text: Path, tmp_path: Path) -> None:
