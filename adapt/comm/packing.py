@@ -13,8 +13,9 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
-from rewired.model.quantisation import in_groups, pack, unpack
+from rewired.model.quantisation import pack, unpack
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
 BITS = {"int8": 8, "int4": 4}
@@ -37,7 +38,9 @@ class Layout:
     def split(self, flat: torch.Tensor) -> Parts:
         """[..., sum of sizes] -> its parts; the last block ends in zeros."""
         parts = flat.split(list(self.sizes), dim=-1)
-        return Parts(in_groups(self._chosen(parts, True), BLOCK), self._chosen(parts, False).float())
+        matrices = self._chosen(parts, True).float()
+        blocks = pad(matrices, (0, -matrices.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+        return Parts(blocks, self._chosen(parts, False).float())
 
     def join(self, parts: Parts) -> torch.Tensor:
         """The inverse of `split`, in float32."""

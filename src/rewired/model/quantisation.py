@@ -1,6 +1,4 @@
-"""Quantisation of what ranks send each other: symmetric, with a scale for each group of numbers.
-
-Of a reduction a group is 64 channels of a token; adapt's comm has groups of its own.
+"""Quantisation of what a reduction sends: symmetric, with a scale for each token and group of 64 channels.
 
 A group x becomes whole numbers q from -m to m, m = 2^(bits - 1) - 1, and a scale s, max |x| / m in bfloat16:
 q = round(x / s), and x is about s q. Packed, a group is a row of bytes: its numbers, then its scale. What rounding
@@ -52,10 +50,10 @@ def split(tensor: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
     return tensor.split([section.channels for section in sections], dim=-1)
 
 
-def in_groups(tensor: torch.Tensor, group: int = GROUP) -> torch.Tensor:
-    """[..., C] -> [..., ceil(C / group), group], in float32 or more; a last group that is not full ends in zeros."""
+def in_groups(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., C] -> [..., ceil(C / 64), 64], in float32 or more; a last group that is not full ends in zeros."""
     widened = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    return pad(widened, (0, -tensor.shape[-1] % group)).unflatten(-1, (-1, group))
+    return pad(widened, (0, -tensor.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
 
 
 def shares_of(groups: int, shards: int) -> list[slice]:
