@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import ReduceOp, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from rewired.adapt.comm.communication import Communication
 from rewired.adapt.comm.gradients import GradientScatter
@@ -48,6 +49,7 @@ def on_ranks() -> dict[str, Any]:
         "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
         "plain": trained(nodes[2], None),
         "frozen": frozen(nodes[2]),
+        "order": {checkpoints: order(nodes[2], checkpoints) for checkpoints in (False, True)},
     }
 
 
@@ -344,3 +346,53 @@ def test_frozen_weights_cross_nodes_once_and_unrounded(found: list[dict[str, Any
         assert one["frozen"]["once"] == [trained + whole, trained]
         assert one["frozen"]["each"] == [trained + 2 * whole] * 2
         assert one["frozen"]["once", "is exact"] and one["frozen"]["each", "is exact"]
+
+
+class Checkpointed(nn.Linear):
+    """Computes its activations anew in backward, from outside of FSDP2's hooks, as transformers' layers do."""
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return checkpoint(super().__call__, x, use_reentrant=False)
+
+
+class Recorded(WeightGather):
+    """The gather of one layer, noted when it begins; whether it crosses nodes, too."""
+
+    events: list[str]
+    name = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append(f"gather {self.name}" + " between nodes" * (self.secondary is None))
+        super().__call__(*args, **kwargs)
+
+
+def order(nodes: Nodes, checkpoints: bool) -> list[str]:
+    """What happens in a step of three layers, in its order."""
+    events: list[str] = []
+    model = nn.Sequential(*[(Checkpointed if checkpoints else nn.Linear)(8, 8) for _ in range(3)])
+    for layer in (*model, model):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
+    Communication(model, Comm(), nodes)
+    for name, layer in model.named_children():
+        gather = Recorded(nodes, Packing("bf16", Layout((16, 2), (True, False))), keeps=True)
+        gather.name, gather.events = name, events
+        layer.set_custom_all_gather(gather)
+        layer.register_full_backward_hook(lambda *_, name=name: events.append(f"backward {name}"))
+    loss = model(torch.randn(3, 8, requires_grad=True)).square().mean()
+    events.append("loss")
+    loss.backward()
+    return events
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_backward_gathers_a_layer_ahead_once_and_inside_the_node(
+    checkpoints: bool, found: list[dict[str, Any]]
+) -> None:
+    """FSDP2's own prefetch (AxoNN's OAG) sees no difference, and serves a checkpoint's second forward, too."""
+    for one in found:
+        events = one["order"][checkpoints]
+        forward, backward = events[: events.index("loss")], events[events.index("loss") + 1 :]
+        assert forward == [f"gather {layer} between nodes" for layer in (0, 1, 2)]
+        assert [event for event in backward if "gather" in event] == [f"gather {layer}" for layer in (2, 1, 0)]
+        for layer in (1, 2):
+            assert backward.index(f"gather {layer - 1}") < backward.index(f"backward {layer}")
