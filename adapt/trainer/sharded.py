@@ -62,8 +62,8 @@ class ShardedTrainer(AdaptTrainer):
         load_optimizer_distributed(self.model, self._bare_optimizer, str(Path(checkpoint) / _MOMENTS))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
         if self._communication is not None:
-            state = torch.load(self._communication_file(checkpoint), map_location=self.args.device, weights_only=True)
-            self._communication.load_state_dict(state)
+            file, device = self._communication_file(checkpoint), self.args.device.type
+            self._communication.load_state_dict(torch.load(file, map_location=device, weights_only=True))
 
     def _communication_file(self, folder: str) -> Path:
         return Path(folder) / f"communication-{self.args.process_index}.pt"

@@ -1,0 +1,111 @@
+"""Trainings with `comm` on four ranks of two nodes: they learn what others do, and are resumed bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import distributed
+
+from rewired.adapt.recipe.reading import read
+from rewired.adapt.run import adapt
+from rewired.ranks import run_on_ranks
+from tests.adapt.world import logged, weights, write_recipe
+
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
+
+RANKS, STEPS = 4, 6
+WAYS: dict[str, dict[str, Any]] = {
+    # in parts of a step, with activations computed twice and gradients clipped
+    "all": {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+    "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
+    "aligned": {"align": True, "kd_weight": 0.0},
+    "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
+}
+COMM = {"error_feedback": True, "ranks_per_node": 2}
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def outs(
+    request: pytest.FixtureRequest, dense: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The output folders of a training without comm, of one with it, and of one that was cut off and went on."""
+    folder = tmp_path_factory.mktemp("out")
+    keys = {
+        "model": str(dense),
+        "wiring": [{"layers": "2-4", "preset": "ladder", "peek": True}],
+        "refit": "none",
+        "datasets": [str(rows)],
+        "train": "rewired",
+        "ce_weight": 0.5,
+        "kd_weight": 1.0,
+        "max_steps": STEPS,
+        "save_steps": STEPS // 2,
+        "per_device_train_batch_size": 1,
+        "fsdp_size": RANKS,
+    } | WAYS[request.param]
+    outs = {name: folder / name for name in ("plain", "whole", "cut")}
+    recipes = {
+        name: write_recipe(folder / f"{name}.yaml", **keys, output_dir=str(out), comm=None if name == "plain" else COMM)
+        for name, out in outs.items()
+    }
+    run_on_ranks(train, RANKS, recipes, outs)
+    return outs
+
+
+def train(recipes: dict[str, Path], outs: dict[str, Path]) -> None:
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
+    for name in ("plain", "whole"):
+        adapt(read(recipes[name], []))
+    if distributed.get_rank() == 0:
+        shutil.copytree(outs["whole"], outs["cut"])
+        for lost in ("final", f"checkpoint-{STEPS}"):
+            shutil.rmtree(outs["cut"] / lost)
+    distributed.barrier()
+    adapt(read(recipes["cut"], []), resume=True)
+
+
+def test_it_learns_what_a_training_without_it_does(outs: dict[str, Path]) -> None:
+    plain, whole = (logged(outs[name] / "final", "loss") for name in ("plain", "whole"))
+    assert whole == pytest.approx(plain, rel=0.05) != []
+    assert whole != plain
+
+
+def test_a_training_that_was_cut_off_goes_on_bit_for_bit(outs: dict[str, Path]) -> None:
+    assert logged(outs["cut"] / "final", "loss") == logged(outs["whole"] / "final", "loss")
+    found, expected = weights(outs["cut"] / "final"), weights(outs["whole"] / "final")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_rank_that_dies_ends_the_others_within_a_minute(dense: Path, rows: Path, tmp_path: Path) -> None:
+    keys = {"model": str(dense), "wiring": [{"layers": "2-4", "preset": "ladder"}], "refit": "none"}
+    keys |= {"datasets": [str(rows)], "max_steps": 10_000, "fsdp_size": RANKS, "comm": COMM}
+    out, program = tmp_path / "out", str(Path(sys.executable).parent / "torchrun")
+    recipe = write_recipe(tmp_path / "r.yaml", **keys, output_dir=str(out), save_steps=2, save_total_limit=1)
+    started = subprocess.Popen(
+        [program, "--standalone", "--nproc-per-node", str(RANKS), "-m", "rewired.adapt", str(recipe)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("checkpoint-*")):  # it is in the middle of its steps
+            assert started.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        ranks = psutil.Process(started.pid).children()
+        ranks[-1].send_signal(signal.SIGKILL)
+        assert started.wait(60) != 0
+        psutil.wait_procs(ranks, timeout=5)
+        assert not any(rank.is_running() for rank in ranks)
+    finally:
+        started.kill()
