@@ -32,7 +32,8 @@ def test_bytes_of_a_prefill() -> None:
         all_reduces = 2 * (RANKS - 1) / RANKS * updates * TOKENS * 64 * 4
         assert [of_rank[name] for of_rank in counted] == [pytest.approx(all_reduces + LOGITS)] * RANKS
     embedding = TOKENS * 64 * 4
-    packed = 8 * TOKENS * (64 + 2)  # of 8 modules: a byte a channel and a scale; half of them goes out twice
+    group = 64 + 2  # bytes: one a channel, and a scale
+    packed = 8 * TOKENS * 2 * group  # of 8 modules: all have one group, so both ranks send as much as one has, twice
     assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
 
 
