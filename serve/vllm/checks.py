@@ -20,9 +20,14 @@ def is_tested(version: str) -> bool:
 def overlaps(config: Any) -> bool:
     """Whether all-reduces hide behind the next module where the wiring lets them: a switch to compare speeds with.
 
-    `hf_overrides={"overlap": False}` turns it off; what the model computes stays the same.
+    `hf_overrides={"overlap": False}` turns it off, "nccl" leaves them to NCCL; what the model computes stays the same.
     """
     return bool(getattr(config, "overlap", True))
+
+
+def overlaps_by_engine(config: Any) -> bool:
+    """Whether those that hide are the engine's own on a GPU, rather than NCCL's."""
+    return getattr(config, "overlap", True) is True
 
 
 def check_shards(config: Any, ranks: int) -> None:
@@ -31,15 +36,6 @@ def check_shards(config: Any, ranks: int) -> None:
         raise ValueError(
             f"--tensor-parallel-size is {ranks} and must be {config.tp_shards}: what this model computes depends on "
             f"its {config.tp_shards} logical shards (tp_shards in config.json), and in vLLM a rank holds one."
-        )
-
-
-def check_payloads(config: Any) -> None:
-    """Raise ValueError where reductions are sent quantised: vLLM's kernels would read them before they have landed."""
-    if any(module.sections for module in config.resolved_wiring.modules):
-        raise ValueError(
-            "Rewired models whose reductions send a payload are not served by vLLM yet: take --payload out of the "
-            "conversion, or run the model by rewired generate."
         )
 
 

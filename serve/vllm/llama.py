@@ -8,6 +8,7 @@ residual stream's. Activations are [T, H], the tokens of a batch in a row, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +18,28 @@ from vllm.distributed import get_tp_group, tensor_model_parallel_all_reduce
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 
-from rewired.model.graph_collectives import own
+from rewired.model.graph_collectives import own, quantised_all_reduce, start_sums_by
 from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
 
-from .checks import ends_dense, overlaps
+from .checks import ends_dense, overlaps, overlaps_by_engine
+from .side_stream import SideStream
 
 
 class RewiredLlamaForCausalLM(LlamaForCausalLM):
     """vLLM's Llama with rewired layers."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        group = get_tp_group()
+        if (
+            current_platform.is_cuda_alike()
+            and group.world_size > 1
+            and overlaps_by_engine(vllm_config.model_config.hf_config)
+        ):
+            _put_beside_compute(group)
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=RewiredLlamaDecoderLayer)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -44,7 +54,9 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
     def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
         super().__init__(vllm_config, prefix, config)
         config = vllm_config.model_config.hf_config
-        self.attn_wiring, self.mlp_wiring = config.resolved_wiring.layers[extract_layer_index(prefix)]
+        layer = extract_layer_index(prefix)
+        self.attn_wiring, self.mlp_wiring = config.resolved_wiring.layers[layer]
+        self.follows_overlap = layer > 0 and config.resolved_wiring.layers[layer - 1][1].overlapped
         self.input_gain = _peek_gain(config, self.attn_wiring)
         self.post_attention_gain = _peek_gain(config, self.mlp_wiring)
         self.shards = _shards()
@@ -60,11 +72,11 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
 
         view, stream = self._read(stream, self.attn_wiring, self.input_gain, self.input_layernorm)  # [T, H]
         output = self.self_attn(positions=positions, hidden_states=view)
-        stream = self._write(stream, output, self.self_attn.o_proj, self.attn_wiring)
+        stream = self._write(stream, output, self.self_attn.o_proj, self.attn_wiring, self.follows_overlap)
 
         view, stream = self._read(stream, self.mlp_wiring, self.post_attention_gain, self.post_attention_layernorm)
         output = self.mlp(view)
-        stream = self._write(stream, output, self.mlp.down_proj, self.mlp_wiring)
+        stream = self._write(stream, output, self.mlp.down_proj, self.mlp_wiring, self.attn_wiring.overlapped)
 
         return _passed_on(stream, self.mlp_wiring)
 
@@ -80,20 +92,29 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         return norm(view.flatten(0, -2)), stream
 
     def _write(
-        self, stream: ResidualStream, output: torch.Tensor, projection: Any, wiring: ModuleWiring
+        self, stream: ResidualStream, output: torch.Tensor, projection: Any, wiring: ModuleWiring, follows_overlap: bool
     ) -> ResidualStream:
         if wiring.is_rewired or wiring.overlapped:
             output = own(output)
         if self.shards.ranks > 1 and projection.bias is not None:
             output = output + projection.bias / self.shards.ranks
         output = output[None] if wiring.gives_partials else output  # [1, T, H] or [T, H]
-        return stream.write(output, wiring, self.shards, self._sum_at_once(wiring))
+        return stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
 
-    def _sum_at_once(self, wiring: ModuleWiring) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """vLLM's fastest all-reduce, where nothing hides one; it may sum in place."""
-        if self.shards.ranks == 1 or (wiring.overlapped and self.overlap):
+    def _sum_at_once(
+        self, wiring: ModuleWiring, follows_overlap: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """vLLM's fastest all-reduce, where nothing hides one; it may sum in place. Quantised sums are our own."""
+        if self.shards.group is None or (wiring.overlapped and self.overlap):
             return None
-        return _sum_for_later if wiring.overlapped else tensor_model_parallel_all_reduce
+        if wiring.sections:
+            bits, channels = map(list, zip(*wiring.sections, strict=True))
+            return partial(quantised_all_reduce, bits=bits, channels=channels, group=self.shards.group)
+        if wiring.overlapped:
+            return _sum_for_later
+        if follows_overlap and self.overlap and self.shards.group in _side_streams:
+            return partial(sum_after_those_beside, group=self.shards.group)
+        return tensor_model_parallel_all_reduce
 
 
 def _received(hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None) -> ResidualStream:
@@ -122,6 +143,26 @@ def _shards() -> Shards:
     if group.world_size == 1:
         return Shards(1, 1)
     return Shards(group.world_size, 1, group.device_group.group_name)
+
+
+_side_streams: dict[str, SideStream] = {}  # by process group; on a CPU there are none
+
+
+def _put_beside_compute(group: Any) -> None:
+    name = group.device_group.group_name
+    if name not in _side_streams:
+        _side_streams[name] = SideStream(group.all_reduce, group.device)
+        start_sums_by(name, _side_streams[name].start)
+
+
+@torch.library.custom_op("rewired::sum_after_those_beside", mutates_args=())
+def sum_after_those_beside(output: torch.Tensor, group: str) -> torch.Tensor:
+    """vLLM's all-reduce at once, where a compiler might else run it beside one that is under way."""
+    _side_streams[group].join()
+    return tensor_model_parallel_all_reduce(output)
+
+
+sum_after_those_beside.register_fake(lambda output, group: torch.empty_like(output))
 
 
 def _sum_for_later(output: torch.Tensor) -> torch.Tensor:

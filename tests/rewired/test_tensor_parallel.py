@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rewired.model.graph_collectives import start_sums_by
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, Payload, load, saved
@@ -71,6 +72,29 @@ def assert_answers_like_one_process(folder: Path, ranks: int) -> None:
     for logits, generated in run_on_ranks(answers, ranks, folder, ranks):
         assert_close(torch.from_numpy(logits), torch.from_numpy(expected_logits), f"{ranks} ranks")
         assert generated == expected_tokens
+
+
+def test_an_engine_s_own_all_reduce_may_start_the_sums(tmp_path: Path) -> None:
+    folder = saved(WIRINGS["ladder"], tmp_path)
+    for expected, found, started in run_on_ranks(answers_by_an_engine, 2, folder):
+        assert found == expected
+        assert started == len(CHANNELS["ladder"])
+
+
+def answers_by_an_engine(folder: Path) -> tuple[Any, Any, int]:
+    """Greedy tokens by torch's sums and by those of an engine, and how many of these a prompt starts."""
+    model, started = load(folder, 2), []
+    group = model.model.layers[0].shards.group
+
+    def start(output: torch.Tensor) -> torch.Tensor:
+        started.append(output)
+        return torch.ops._c10d_functional.all_reduce(output, "sum", group)
+
+    with torch.no_grad():
+        expected = model(tokens()).logits.argmax(-1)
+        start_sums_by(group, start)
+        found = model(tokens()).logits.argmax(-1)
+    return expected.tolist(), found.tolist(), len(started)
 
 
 def answers(folder: Path, ranks: int) -> tuple[Any, list[list[int]]]:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from rewired.serve.vllm.checks import check_features, check_payloads, check_shards, check_stages, is_tested, overlaps
+from rewired.serve.vllm.checks import (
+    check_features,
+    check_shards,
+    check_stages,
+    is_tested,
+    overlaps,
+    overlaps_by_engine,
+)
 from tests.rewired.tiny import WIRINGS, rewired_config
 
 
@@ -27,12 +34,6 @@ def test_a_rank_holds_one_shard_where_the_function_depends_on_shards() -> None:
 @pytest.mark.parametrize("name", ["standard", "parallel", "ladder"])
 def test_other_wirings_run_on_any_number_of_ranks(name: str) -> None:
     check_shards(rewired_config(WIRINGS[name], tp_shards=4), 2)
-
-
-def test_payloads_are_refused() -> None:
-    check_payloads(rewired_config(WIRINGS["partial"]))
-    with pytest.raises(ValueError, match="whose reductions send a payload are not served by vLLM yet"):
-        check_payloads(rewired_config([{"layers": "0-2", "preset": "standard", "payload": "int8"}]))
 
 
 LADDER_IN_THE_MIDDLE = [{"layers": "2-4", "preset": "ladder"}]  # of six layers
@@ -92,3 +93,9 @@ def test_other_features_are_refused(features: dict[str, Any], sentence: str) -> 
 def test_overlap_is_on_unless_the_config_turns_it_off() -> None:
     assert overlaps(LADDER)
     assert not overlaps(rewired_config(WIRINGS["ladder"], overlap=False))
+
+
+def test_sums_that_hide_are_the_engine_s_own_unless_the_config_leaves_them_to_nccl() -> None:
+    assert overlaps_by_engine(LADDER)
+    with_nccl = rewired_config(WIRINGS["ladder"], overlap="nccl")
+    assert overlaps(with_nccl) and not overlaps_by_engine(with_nccl)

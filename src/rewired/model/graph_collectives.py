@@ -8,6 +8,8 @@ starts it: the data's own order is the overlap's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import pad
 
@@ -61,6 +63,12 @@ def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     return _wait(start_all_reduce(tensor, group))
 
 
+@torch.library.custom_op("rewired::quantised_all_reduce", mutates_args=())
+def quantised_all_reduce(parts: torch.Tensor, bits: list[int], channels: list[int], group: str) -> torch.Tensor:
+    """The same where what is sent is quantised: [r, B, T, C] -> [B, T, C]."""
+    return _wait(quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group))
+
+
 @torch.library.custom_op("rewired::own", mutates_args=())
 def own(output: torch.Tensor) -> torch.Tensor:
     """A module's output, out of the buffer that its last projection has filled.
@@ -71,8 +79,18 @@ def own(output: torch.Tensor) -> torch.Tensor:
     return output.clone()
 
 
+_start_of_engine: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+
+def start_sums_by(group: str, start: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let an engine's own all-reduce start the sums of a process group; `wait_tensor` waits for what it returns."""
+    _start_of_engine[group] = start
+
+
 def start_all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     """The sum over the ranks, under way: to be read only after a wait."""
+    if group in _start_of_engine:
+        return _start_of_engine[group](tensor.contiguous())
     return torch.ops._c10d_functional.all_reduce(tensor.contiguous(), "sum", group)
 
 
@@ -102,4 +120,5 @@ land_and_launch_quantised.register_fake(
 start_quantised_sum.register_fake(lambda parts, sections, group: _like_reduction(parts))
 after.register_fake(lambda tensor, landed: torch.empty_like(tensor))
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
+quantised_all_reduce.register_fake(lambda parts, bits, channels, group: parts.new_empty(parts.shape[1:]))
 own.register_fake(torch.empty_like)

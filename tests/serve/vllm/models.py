@@ -49,6 +49,16 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
+# reductions that send quantised parts
+PAYLOADS: dict[str, list[dict[str, Any]]] = {
+    "standard-int8": [{"layers": "0-4", "preset": "standard", "payload": "int8"}],
+    "ladder-int8": [{"layers": "0-4", "preset": "ladder", "payload": "int8"}],
+    "mixed-payloads": [
+        {"layers": "0-2", "preset": "ladder", "peek": True, "payload": "8:0.5,0:0.5"},
+        {"layers": "3-4", "preset": "desync", "payload": "int8"},
+    ],
+}
+
 # of unequal lengths, so that a batch holds prompts and single tokens side by side
 PROMPTS = [[5, 9, 33, 17], list(range(2, 31)), [40]]
 NEW_TOKENS = 24
