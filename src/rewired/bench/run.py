@@ -39,7 +39,7 @@ def bench(
     """
     check_link(request)
     if request.engine == VLLM:
-        _check_vllm(request, profiles)
+        _check_vllm(profiles)
     if torchrun.is_joined():
         torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
@@ -50,6 +50,8 @@ def bench(
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     measured = Measured(out, request)
+    if request.engine == VLLM and NONE in request.wirings:
+        announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     for tp in tp_sizes:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
         profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
@@ -110,12 +112,10 @@ def _sweep(
     return Sweep(request, model.config, rivals, tp, tp_shards, model.folder, profile)
 
 
-def _check_vllm(request: BenchRequest, profiles: bool) -> None:
+def _check_vllm(profiles: bool) -> None:
     vllm_version()
     if profiles:
         raise ValueError("--profile traces models in transformers: leave it out, or --engine vllm.")
-    if NONE in request.wirings:
-        announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
 
 
 def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
