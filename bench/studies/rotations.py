@@ -44,6 +44,7 @@ RIDGE = 1e-2  # of what a view predicts, as a refit's inputs often have it
 WIRINGS: dict[str, dict[str, Any]] = {
     "standard": {"preset": "standard"},
     "int8": {"preset": "standard", "payload": "int8"},
+    "int4/int8": {"preset": "standard", "payload": "int4/int8"},
     "int4": {"preset": "standard", "payload": "int4"},
     "partial 0.5": {"preset": "partial", "shared_fraction": 0.5},
     "partial 0.25": {"preset": "partial", "shared_fraction": 0.25},
@@ -70,7 +71,7 @@ class Case:
 CASES = [
     *(Case("standard", "0-30", basis) for basis in ("hadamard", "random")),
     *(Case("int4", "0-30", basis) for basis in ("none", "hadamard", "hadamard, random signs", "random")),
-    Case("int8", "0-30", "hadamard"),
+    *(Case(payload, "0-30", basis) for payload in ("int8", "int4/int8") for basis in ("none", "hadamard")),
     *(
         Case(wiring, "15-30", basis, tokens)
         for tokens in (0, 32_768)
