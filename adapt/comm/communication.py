@@ -67,9 +67,11 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any, list[_Entry]]]:
 
 
 def _entry(parameter: Any) -> _Entry:
-    owner = parameter._module_info
-    is_matrix = isinstance(owner.module, nn.Linear | nn.Embedding) and owner.param_name == "weight"
-    return parameter.sharded_param, parameter.padded_sharded_param_size.numel(), is_matrix
+    """FSDP2 learns only in the first forward of weights that took the place of those that it sharded, as loading does:
+    whether one is trained, the module knows."""
+    owner, name = parameter._module_info.module, parameter._module_info.param_name
+    is_matrix = isinstance(owner, nn.Linear | nn.Embedding) and name == "weight"
+    return getattr(owner, name), parameter.padded_sharded_param_size.numel(), is_matrix
 
 
 def _layout(entries: list[_Entry]) -> Layout:

@@ -321,10 +321,10 @@ def frozen(nodes: Nodes) -> dict[str, Any]:
     for gather in ("once", "each"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False))
-        model[0].requires_grad_(False)
-        expected = model[0].weight.clone()
+        expected = model[0].weight.detach().clone()
         for layer in (*model, model):
             fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
+        model[0].weight = nn.Parameter(model[0].weight.detach(), requires_grad=False)  # as loading puts it there
         optimizer = torch.optim.SGD(model[1].parameters(), lr=0.2)
         Communication(model, Comm(gather_frozen=gather), nodes).follow(optimizer)
         counts[gather] = []
