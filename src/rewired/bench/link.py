@@ -106,6 +106,7 @@ class EmulatedNetwork:
         """Raises ValueError where the kernel refuses."""
         for rank in range(self.ranks):
             _run(f"ip netns add {self._namespace(rank)}")
+            _run(f"ip -netns {self._namespace(rank)} link set lo up")  # where several ranks share a namespace
         self._join(_SLOW, "10.0.1", link.frame)
         self._join(_FAST, "10.0.2", 65535)
         queue = 64 << 20  # bytes, more than sockets hold: what does not fit would be lost, and sent again

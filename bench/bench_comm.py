@@ -1,0 +1,162 @@
+"""A training step over a slow link between two nodes: `comm` against FSDP2's own collectives.
+
+    sudo .venv/bin/python bench/bench_comm.py --link 150mbit --write
+
+Four ranks in two network namespaces, which are the nodes; what one sends the other passes a token bucket. All ways of
+communication take turns in the same ranks, on copies of one small Llama, and so does a step whose collectives stay on
+the rank, which is what a step takes without a network. A time is the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rewired.adapt.comm.communication import Communication
+from rewired.adapt.comm.nodes import Nodes
+from rewired.adapt.recipe.comm import PRESETS, Comm
+from rewired.bench.link import EmulatedLink, EmulatedNetwork
+from rewired.bench.timing import timed
+from rewired.ranks import run_on_ranks
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-comm.md"
+RANKS, RANKS_PER_NODE = 4, 2
+SIZES = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 6}
+VOCABULARY, ROWS, TOKENS = 2048, 2, 512
+PLAIN, ALONE = "FSDP2", "no network"
+WAYS: dict[str, Comm | None] = {
+    ALONE: None,
+    PLAIN: None,
+    "bf16": Comm("bf16", "bf16", "bf16", secondary_shard="none", hadamard=False),
+    "zero++": PRESETS["zero++"],
+    "slow-link": PRESETS["slow-link"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help=f"write results/{RESULT.name}")
+    args = parser.parse_args()
+    with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
+        ranks = run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter)
+    rounds = [{name: max(rank[n][name] for rank in ranks) for name in WAYS} for n in range(args.rounds)]
+    report = _REPORT.format(
+        command=shlex.join(["bench/bench_comm.py", *sys.argv[1:]]),
+        environment=f"{date.today()}; {platform.machine()} CPU, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}",
+        link=args.link,
+        parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,
+        rows=ROWS,
+        tokens=TOKENS,
+        share=median(1 - one[ALONE] / one[PLAIN] for one in rounds),
+        rounds=args.rounds,
+        table="\n".join(_row(name, rounds) for name in WAYS),
+    )
+    print(report)
+    if args.write:
+        RESULT.write_text(report)
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """Puts each rank into its node's namespace."""
+
+    network: EmulatedNetwork
+
+    def enter(self, rank: int) -> None:
+        self.network.enter(rank // RANKS_PER_NODE)
+
+
+def measure(rounds: int) -> list[dict[str, float]]:
+    """Seconds of a step, of all ways in turns."""
+    nodes = Nodes.of(RANKS_PER_NODE, "cpu")
+    steps = {name: step_of(name, comm, nodes) for name, comm in WAYS.items()}
+    for step in steps.values():
+        step()
+    order = list(steps)
+    return [{name: timed(steps[name]) for name in (order if n % 2 else order[::-1])} for n in range(rounds)]
+
+
+def step_of(name: str, comm: Comm | None, nodes: Nodes) -> Callable[[], None]:
+    model, mesh = llama(), init_device_mesh("cpu", (RANKS,))
+    for layer in (*model.model.layers, model.model.embed_tokens, model):
+        fully_shard(layer, mesh=mesh)
+        if name == ALONE:
+            layer.set_custom_all_gather(LocalGather())
+            layer.set_custom_reduce_scatter(LocalScatter())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if comm is not None:
+        Communication(model, comm, nodes).follow(optimizer)
+    ids = torch.randint(VOCABULARY, (ROWS, TOKENS))
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=False, **SIZES))
+
+
+class _Local:
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class LocalGather(_Local, AllGather):
+    """All shards are this rank's own."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        output_tensor.copy_(input_tensor.repeat(RANKS))
+
+
+class LocalScatter(_Local, ReduceScatter):
+    """All ranks' gradients are this rank's own."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        output_tensor.copy_(input_tensor.view(RANKS, -1)[distributed.get_rank()])
+
+
+def _row(name: str, rounds: Sequence[dict[str, float]]) -> str:
+    times = sorted(one[name] for one in rounds)
+    faster = sorted(one[PLAIN] / one[name] for one in rounds)
+    return f"| {name} | {median(times):.2f} | {median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f}) |"
+
+
+_REPORT = """# A training step over a slow link: `comm` against FSDP2
+
+`python {command}`, {environment}.
+
+Four gloo ranks in two network namespaces, each of which sends at most {link} to the other; a Llama of {parameters:.1f}
+million weights in float32, {rows} rows of {tokens} tokens a rank; forward, backward, AdamW. Medians of {rounds}
+interleaved rounds, the slowest rank's times. FSDP2 as it is spends {share:.0%} of a step in communication: the rest is
+what a step takes where nothing is sent. `bf16` sends 16 bits, in two hops.
+
+| | seconds | faster than FSDP2 (least to most) |
+|---|---|---|
+{table}
+"""
+
+if __name__ == "__main__":
+    main()
