@@ -75,7 +75,9 @@ def land(
 
 def landed(tensor: torch.Tensor, settled: torch.Tensor, group: str | None) -> torch.Tensor:
     """`tensor`, which came with what `land` has added to `settled`."""
-    return after_in_graph(tensor, settled) if torch.compiler.is_compiling() and group is not None else tensor
+    if group is None or not torch.compiler.is_compiling():
+        return tensor
+    return after_in_graph(tensor, settled.detach())
 
 
 def land_and_launch(

@@ -48,7 +48,7 @@ class RankReduction(Work):
         self.ranks, self.rank, self.held = process_group.size(), process_group.rank(), len(parts)
         self.sections, self.group = sections, group
         self.groups = [-(-section.channels // GROUP) for section in sections]
-        self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), torch.zeros_like(parts)
+        self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), parts.new_zeros(parts.shape)
         self.event: torch.cuda.Event | None = None
         rows, left = zip(*map(self._pack, split(parts, sections), sections), strict=True)
         self.left = torch.cat(left, dim=-1)
