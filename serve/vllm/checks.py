@@ -74,4 +74,4 @@ def check_features(config: Any, drafts: str | None, quantization: str | None, fu
 
 def ends_dense(wiring: ModuleWiring) -> bool:
     """Whether the stream after a module is what it is in a dense model: nothing is local, and nobody reads it stale."""
-    return wiring.reduce == "all" and not wiring.overlapped
+    return wiring.reduce == "all" and not wiring.overlapped and not wiring.keeps_rest

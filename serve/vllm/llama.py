@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from rewired.model.graph_collectives import own, quantised_all_reduce, start_sums_by
+from rewired.model.graph_collectives import own, start_sums_by
 from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
@@ -85,7 +85,8 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
     ) -> tuple[torch.Tensor, ResidualStream]:
         """The normalised view of a module, [T, H], and the stream after the read."""
         update = stream.in_flight
-        if wiring.wait and not wiring.reads_shards and update is not None and update.shape == stream.settled.shape:
+        is_whole = update is not None and update.shape == stream.settled.shape and stream.rest is None
+        if wiring.wait and not wiring.reads_shards and is_whole:
             view, settled = norm(update, stream.settled)
             return view, ResidualStream(settled, local=stream.local)
         view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [1, 1, T, H] where shards differ
@@ -104,12 +105,9 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
     def _sum_at_once(
         self, wiring: ModuleWiring, follows_overlap: bool
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """vLLM's fastest all-reduce, where nothing hides one; it may sum in place. Quantised sums are our own."""
+        """vLLM's fastest all-reduce, where nothing hides one; it may sum in place. What is quantised has its own."""
         if self.shards.group is None or (wiring.overlapped and self.overlap):
             return None
-        if wiring.sections:
-            bits, channels = map(list, zip(*wiring.sections, strict=True))
-            return partial(quantised_all_reduce, bits=bits, channels=channels, group=self.shards.group)
         if wiring.overlapped:
             return _sum_for_later
         if follows_overlap and self.overlap and self.shards.group in _side_streams:

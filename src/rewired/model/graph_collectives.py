@@ -63,12 +63,6 @@ def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     return _wait(start_all_reduce(tensor, group))
 
 
-@torch.library.custom_op("rewired::quantised_all_reduce", mutates_args=())
-def quantised_all_reduce(parts: torch.Tensor, bits: list[int], channels: list[int], group: str) -> torch.Tensor:
-    """The same where what is sent is quantised: [r, B, T, C] -> [B, T, C]."""
-    return _wait(quantised_reduction.start_quantised_sum(parts, tuple(zip(bits, channels, strict=True)), group))
-
-
 @torch.library.custom_op("rewired::own", mutates_args=())
 def own(output: torch.Tensor) -> torch.Tensor:
     """A module's output, out of the buffer that its last projection has filled.
@@ -120,5 +114,4 @@ land_and_launch_quantised.register_fake(
 start_quantised_sum.register_fake(lambda parts, sections, group: _like_reduction(parts))
 after.register_fake(lambda tensor, landed: torch.empty_like(tensor))
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
-quantised_all_reduce.register_fake(lambda parts, bits, channels, group: parts.new_empty(parts.shape[1:]))
 own.register_fake(torch.empty_like)
