@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from rewired.model.collectives import launch_quantised
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.payload import Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
@@ -136,6 +137,16 @@ def test_bytes_of_a_token() -> None:
     assert [m.payload_bytes(2) for m in modules("int4/int8", hidden_size=128)][2:6] == [34 + 66] * 4
     assert [m.payload_bytes(2) for m in modules(TABLE)][2:6] == [66 + 34] * 3 + [66 + 34 + 2 * 66]
     assert [m.payload_bytes(2) for m in modules("int4", "desync")] == [320, 320, 0, 3 * 34, 0, 3 * 34, 320, 320]
+
+
+def test_inductor_gives_the_sums_of_eager_mode() -> None:
+    """It would leave out the rounding of scales to 16 bits, as a conversion there and back."""
+    parts, sections = torch.randn(2, 1, 7, 128, generator=torch.Generator().manual_seed(0)), (Section(8, 8, 128),)
+
+    def run(parts: torch.Tensor) -> torch.Tensor:
+        return 2 * launch_quantised(parts, sections, None).total
+
+    assert torch.equal(torch.compile(run, fullgraph=True)(parts), run(parts))
 
 
 def test_a_payload_is_part_of_the_function_and_of_the_config() -> None:

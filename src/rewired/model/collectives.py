@@ -28,6 +28,7 @@ from .graph_collectives import all_reduce as all_reduce_in_graph
 from .graph_collectives import land as land_in_graph
 from .graph_collectives import land_and_launch as land_and_launch_in_graph
 from .graph_collectives import land_and_launch_quantised as land_and_launch_quantised_in_graph
+from .graph_collectives import quantised_sum as quantised_sum_in_graph
 from .graph_collectives import start_quantised_sum as start_quantised_sum_in_graph
 from .payload import Sections
 from .quantisation import Reduction, quantised_sum
@@ -50,8 +51,12 @@ def launch_quantised(parts: torch.Tensor, sections: Sections, group: str | None)
 
     The gradient is that of the plain sum: straight through, and none for what rounding leaves.
     """
+    if group is None and _trains(parts):
+        return Reduction(*_QuantisedSum.apply(parts, sections))
+    if group is None and torch.compiler.is_compiling():
+        return Reduction(*quantised_sum_in_graph(parts, _flat(sections)))
     if group is None:
-        return Reduction(*_QuantisedSum.apply(parts, sections)) if _trains(parts) else quantised_sum(parts, sections)
+        return quantised_sum(parts, sections)
     if _trains(parts):
         return Reduction(*_LaunchQuantised.apply(parts, sections, group))
     return _start_quantised_or_defer(parts, sections, group)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import pad
 
-from . import quantised_reduction
+from . import quantisation, quantised_reduction
 from .payload import Section, Sections
 
 _wait = torch.ops._c10d_functional.wait_tensor
@@ -49,6 +49,12 @@ def start_quantised_sum(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A `Reduction` over the ranks, under way; `sections` are flat."""
     return quantised_reduction.start_quantised_sum(parts, as_sections(sections), group)
+
+
+@torch.library.custom_op("rewired::quantised_sum", mutates_args=())
+def quantised_sum(parts: torch.Tensor, sections: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A `Reduction` in one process. Inductor would leave out the rounding of scales, a conversion there and back."""
+    return quantisation.quantised_sum(parts, as_sections(sections))
 
 
 @torch.library.custom_op("rewired::after", mutates_args=())
@@ -111,6 +117,7 @@ land_and_launch.register_fake(
 land_and_launch_quantised.register_fake(
     lambda settled, in_flight, parts, sections, group: (torch.empty_like(settled), *_like_reduction(parts))
 )
+quantised_sum.register_fake(lambda parts, sections: _like_reduction(parts))
 start_quantised_sum.register_fake(lambda parts, sections, group: _like_reduction(parts))
 after.register_fake(lambda tensor, landed: torch.empty_like(tensor))
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
