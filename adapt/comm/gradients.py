@@ -62,7 +62,7 @@ class GradientScatter(ReduceScatter):
 
     def _hop(self, parts: Parts, packing: Packing, group: ProcessGroup, is_last: bool) -> Parts:
         """Row k of every rank's `parts` to rank k of the group, which gets their sum."""
-        with_feedback = self.comm.error_feedback and is_last and packing.dtype != "bf16"
+        with_feedback = self.comm.error_feedback and is_last and packing.bits is not None
         if with_feedback and self.error is not None:
             parts = parts._replace(blocks=parts.blocks + unpack(self.error, _ERROR_BITS, torch.float32))
         packed = packing.pack(parts)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from rewired.model.payload import SCALE_BYTES
 from rewired.model.quantisation import pack, unpack
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
@@ -69,23 +70,23 @@ class Packing:
 
     def pack(self, parts: Parts) -> torch.Tensor:
         """-> [..., bytes], uint8."""
-        if self._bits is None:
+        if self.bits is None:
             blocks = parts.blocks.to(torch.bfloat16).contiguous().view(torch.uint8)
         else:
-            blocks = pack(parts.blocks, self._bits)
+            blocks = pack(parts.blocks, self.bits)
         return torch.cat([parts.others.contiguous().view(torch.uint8), blocks.flatten(-2)], dim=-1)
 
     def unpack(self, packed: torch.Tensor) -> Parts:
         """The inverse of `pack`, but for what was rounded."""
         others, blocks = packed.tensor_split([4 * self.layout.numbers(False)], dim=-1)
-        count = -(-self.layout.numbers(True) // BLOCK)
-        rows = blocks.unflatten(-1, (count, blocks.shape[-1] // max(count, 1)))
-        numbers = _as(torch.bfloat16, rows).float() if self._bits is None else unpack(rows, self._bits, torch.float32)
+        size = 2 * BLOCK if self.bits is None else BLOCK * self.bits // 8 + SCALE_BYTES
+        rows = blocks.unflatten(-1, (blocks.shape[-1] // size, size))
+        numbers = _as(torch.bfloat16, rows).float() if self.bits is None else unpack(rows, self.bits, torch.float32)
         return Parts(numbers, _as(torch.float32, others))
 
     @property
-    def _bits(self) -> int | None:
-        """None where nothing is quantised."""
+    def bits(self) -> int | None:
+        """Of a number of a block; None where nothing is quantised."""
         return BITS.get(self.dtype) if self.layout.numbers(True) else None
 
 

@@ -44,6 +44,7 @@ def on_ranks() -> dict[str, Any]:
         "not finite": {bad: not_finite(nodes[2], bad) for bad in (float("inf"), float("nan"))},
         "feedback": {on: repeated(nodes[2], on) for on in (False, True)},
         "resumed": resumed(nodes[2]),
+        "norms": norms(nodes[2]),
         "weights": {size: weights(nodes[size]) for size in nodes},
         "bytes": {name: traffic(nodes[2], PRESETS.get(name)) for name in ("plain", "zero++", "slow-link")},
         "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
@@ -160,6 +161,20 @@ def test_with_error_feedback_nothing_is_lost_for_ever(found: list[dict[str, Any]
         exact = torch.stack([gradient(other)[rank] for other in range(RANKS)]).mean(0)
         lost = {on: float((torch.from_numpy(one["feedback"][on]) - exact).norm()) for on in FEEDBACK}
         assert lost[True] < 0.15 * lost[False]
+
+
+def norms(nodes: Nodes) -> Any:
+    """What arrives of a layer of which no matrix is trained."""
+    whole, own = gradient(distributed.get_rank())[:, :5].flatten(), torch.empty(5)
+    scatter = GradientScatter(nodes, Layout((5,), (False,)), FEEDBACK[True])
+    scatter(own, whole, distributed.group.WORLD, ReduceOp.AVG)
+    return own.numpy()
+
+
+def test_where_no_matrix_is_trained_nothing_is_rounded(found: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(found):
+        exact = torch.stack([gradient(other)[rank, :5] for other in range(RANKS)]).mean(0)
+        torch.testing.assert_close(torch.from_numpy(one["norms"]), exact)
 
 
 def resumed(nodes: Nodes) -> list[Any]:
