@@ -32,8 +32,9 @@ def test_bytes_of_a_prefill() -> None:
         all_reduces = 2 * (RANKS - 1) / RANKS * updates * TOKENS * 64 * 4
         assert [of_rank[name] for of_rank in counted] == [pytest.approx(all_reduces + LOGITS)] * RANKS
     embedding = TOKENS * 64 * 4
-    group = 64 + 2  # bytes: one a channel, and a scale
-    packed = 8 * TOKENS * 2 * group  # of 8 modules: all have one group, so both ranks send as much as one has, twice
+    # of 8 modules: a byte a channel and a scale. It is one group, which one rank adds up, and both send as much: to the
+    # other rank first a part of it and then the sum
+    packed = 8 * TOKENS * 2 * (64 + 2)
     assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
 
 

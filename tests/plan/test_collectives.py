@@ -74,7 +74,7 @@ def test_quantised_parts_are_scattered_and_gathered_as_nccl_was_measured() -> No
     sheet, size = hardware.load("l40s"), 16e6
     scatter, gather = (measured_curves("l40s", "nccl", name)[4] for name in ("reduce_scatter", "all_gather"))
     ring = AllReduce({}, Ring(1e-6, 0, 1e11), Network(7e-6, 4e11), sheet.gpus_per_node, slack=2e-6)
-    measured = replace(ring, curves=curves_of(sheet, "vllm"), halves=halves_of(sheet))
+    measured = replace(ring, curves=curves_of(sheet, "nccl"), halves=halves_of(sheet))
     assert measured.quantised_seconds(size, 4) == pytest.approx(scatter.at(size) + gather.at(size) + 4e-6)
     assert measured.quantised_seconds(size, 4) == pytest.approx(measured.seconds(size, 4), rel=0.25)
     assert ring.quantised_seconds(size, 4) == pytest.approx(ring.seconds(size, 4) + 2e-6)
