@@ -109,24 +109,6 @@ def refit_cells(row: Data) -> list[str]:
     return [row["preset"], f"{row['tokens']:,}", *seconds, f"{row['kl_converted']:.3g}", f"{row['kl']:.3g}"]
 
 
-def payload(data: Data) -> Iterator[str]:
-    yield "## Kernels of a payload"
-    yield (
-        f"{data['tokens']:,} tokens of {data['hidden']:,} channels on one of eight ranks, bfloat16. A copy moves "
-        f"{data['bandwidth'] / 1e12:.3f} TB/s, read and written; bytes are those of what goes in and comes out."
-    )
-    yield table(
-        ["step", "bits", "MB", "ms", "of a copy", "ms, eager", "equal to eager"],
-        [payload_cells(row, data["bandwidth"]) for row in data["rows"]],
-    )
-
-
-def payload_cells(row: Data, bandwidth: float) -> list[str]:
-    kernel, eager = row["seconds"]
-    times = [f"{1e3 * kernel:.3g}", f"{row['bytes'] / kernel / bandwidth:.0%}", f"{1e3 * eager:.3g}"]
-    return [row["step"], str(row["bits"]), f"{row['bytes'] / 1e6:.1f}", *times, "yes" if row["same"] else "no"]
-
-
 def training(data: Data) -> Iterator[str]:
     yield f"## Training, {data['model']}"
     yield (
@@ -158,7 +140,7 @@ def training_cells(row: Data, base: float | None) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Data], Iterator[str]]] = {
-    "tests": tests, "speed": speed, "refit": refit, "payload": payload, "training": training,
+    "tests": tests, "speed": speed, "refit": refit, "training": training,
 }  # fmt: skip
 
 

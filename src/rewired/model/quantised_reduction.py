@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import Work, _register_work
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
-from .kernels import kernel
 from .payload import GROUP, Section, Sections
 from .quantisation import Reduction, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
 
@@ -83,7 +82,7 @@ class RankReduction(Work):
 
     def _pack(self, part: torch.Tensor, section: Section) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of bytes, [w, held, tokens, share, n], and what rounding leaves, [held, B, T, C]."""
-        rows, left = kernel(pack_parts, part)(part.flatten(1, -2), section.bits)
+        rows, left = pack_parts(part.flatten(1, -2), section.bits)
         return _for_ranks(rows, self.ranks), left.view(part.shape)
 
     @torch.no_grad()
@@ -92,7 +91,7 @@ class RankReduction(Work):
         dtype = torch.promote_types(self.total.dtype, torch.float32)
         rows, left = zip(
             *(
-                kernel(add_up, each)(each.flatten(0, 1), section.bits, section.sum_bits, dtype)
+                add_up(each.flatten(0, 1), section.bits, section.sum_bits, dtype)
                 for each, section in zip(received, self.sections, strict=True)
             ),
             strict=True,
@@ -105,7 +104,7 @@ class RankReduction(Work):
             _separated(self.gathered, shapes), self.groups, self.sections, split(self.total, self.sections), strict=True
         ):
             rows_of_all = _from_ranks(each, groups)
-            total = kernel(unpack_sum, each)(rows_of_all, section.sum_bits, section.channels, self.total.dtype)
+            total = unpack_sum(rows_of_all, section.sum_bits, section.channels, self.total.dtype)
             into.copy_(total.view(into.shape))
 
     def _keep(self, left: Sequence[torch.Tensor]) -> None:
