@@ -175,6 +175,7 @@ def test_a_missing_package_is_said_before_anything_is_measured(package: str, tmp
     assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', package)}\n"
 
 
+@pytest.mark.slow
 def test_the_folders_name_does_not_hide_hugging_faces_package(tmp_path: Path) -> None:
     """`import evaluate` is theirs, at the repository's root too: our folder is no package by that bare name."""
     command = [sys.executable, "-c", "import evaluate; print(evaluate.__file__)"]

@@ -35,6 +35,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     assert config["refit"]["kl"] == pytest.approx(told["measured"]["refitted"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_said_and_a_dry_run_says_what_would_be(dense: Path, text: Path, tmp_path: Path) -> None:
     options = ["--wiring", "mix", "--exposed", "6", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
     command = ("rewired", "select", dense, *options, "--no-measure")
