@@ -46,6 +46,8 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "int8": {"preset": "standard", "payload": "int8"},
     "int4/int8": {"preset": "standard", "payload": "int4/int8"},
     "int4": {"preset": "standard", "payload": "int4"},
+    "desync-2x int4": {"preset": "desync", "every": 2, "payload": "int4"},
+    "desync-2x int4/int8": {"preset": "desync", "every": 2, "payload": "int4/int8"},
     "partial 0.5": {"preset": "partial", "shared_fraction": 0.5},
     "partial 0.25": {"preset": "partial", "shared_fraction": 0.25},
     "partial 0.5 int4": {"preset": "partial", "shared_fraction": 0.5, "payload": "int4"},
@@ -72,6 +74,8 @@ CASES = [
     *(Case("standard", "0-30", basis) for basis in ("hadamard", "random")),
     *(Case("int4", "0-30", basis) for basis in ("none", "hadamard", "hadamard, random signs", "random")),
     *(Case(payload, "0-30", basis) for payload in ("int8", "int4/int8") for basis in ("none", "hadamard")),
+    *(Case(payload, "15-30", "hadamard") for payload in ("int4", "int4/int8")),
+    *(Case(wiring, "0-30", "hadamard") for wiring in ("desync-2x int4", "desync-2x int4/int8")),
     *(
         Case(wiring, "15-30", basis, tokens)
         for tokens in (0, 32_768)
