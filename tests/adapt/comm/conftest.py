@@ -1,0 +1,40 @@
+"""One start of four ranks for all that is tried on them: starting takes longer than each trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rewired.adapt.comm.nodes import Nodes
+from rewired.adapt.recipe.comm import PRESETS
+from rewired.ranks import run_on_ranks
+
+from .slices import RANKS
+from .test_gradients import divided, gradients, norms, not_finite, repeated, resumed
+from .test_models import TRAINED, frozen, order, traffic, trained
+from .test_weights import weights
+
+
+@pytest.fixture(scope="session")
+def found() -> list[dict[str, Any]]:
+    """What every rank saw."""
+    return run_on_ranks(on_ranks, RANKS)
+
+
+def on_ranks() -> dict[str, Any]:
+    nodes = {size: Nodes.of(size, "cpu") for size in (1, 2, 4)}
+    return {
+        "gradients": {size: gradients(nodes[size]) for size in nodes},
+        "divided": {op: divided(nodes[2], op) for op in ("SUM", "PREMUL_SUM")},
+        "not finite": {bad: not_finite(nodes[2], bad) for bad in (float("inf"), float("nan"))},
+        "feedback": {on: repeated(nodes[2], on) for on in (False, True)},
+        "resumed": resumed(nodes[2]),
+        "norms": norms(nodes[2]),
+        "weights": {size: weights(nodes[size]) for size in nodes},
+        "bytes": {name: traffic(nodes[2], PRESETS.get(name)) for name in ("plain", "zero++", "slow-link")},
+        "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
+        "plain": trained(nodes[2], None),
+        "frozen": frozen(nodes[2]),
+        "order": {checkpoints: order(nodes[2], checkpoints) for checkpoints in (False, True)},
+    }
