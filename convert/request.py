@@ -10,6 +10,7 @@ from typing import Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.model.regions import Region
 from rewired.refit.request import RefitRequest
+from rewired.rotate.request import check_kind
 
 _MOST_RANGES = 4  # that a default name spells out
 
@@ -26,6 +27,10 @@ class Request:
     rotate: str | None = None
     refit: RefitRequest | None = None
     command: str = "rewired.convert.convert(...)"  # what the model card names as the command that made it
+
+    def __post_init__(self) -> None:
+        if self.rotate is not None:
+            check_kind(self.rotate)
 
 
 def default_name(source: str, checkpoint: Checkpoint, request: Request) -> str:

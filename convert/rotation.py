@@ -11,7 +11,7 @@ from rewired.checkpoint.llama import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.refit.request import RefitRequest
-from rewired.rotate.request import BASIS_FILE, TOKENS, check_kind
+from rewired.rotate.request import BASIS_FILE, TOKENS
 
 from .changed_weights import check_basis
 from .request import Request
@@ -24,7 +24,6 @@ def plan_rotation(checkpoint: Checkpoint, request: Request, wiring: Wiring) -> d
     """
     if request.rotate is None:
         return None
-    check_kind(request.rotate)
     check_basis(checkpoint)
     if request.rotate == "missing":
         _check_misses(checkpoint, wiring)
