@@ -47,6 +47,13 @@ def test_the_paper_s_text() -> None:
         assert predicted_speedup(run) == pytest.approx(said, abs=1.5 * error)
 
 
+@pytest.mark.slow
+def test_the_paper_s_text_on_two_nodes_by_a_fit_that_did_not_see_it() -> None:
+    off = fit.said_left_out("405b")
+    assert len(off) == 6
+    assert fit.mean_absolute(list(off.values())) < 3.5
+
+
 def test_trends_that_the_paper_states() -> None:
     """From 8B to 70B at batch 4, ladder wins less with NVLink and more without; more GPUs win more."""
     with_nvlink, without = (
