@@ -84,6 +84,7 @@ def test_a_bench_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert f"{tmp_path} holds another bench, with another new" in refused.stderr
 
 
+@pytest.mark.slow
 def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
     checkpoint = tmp_path / "mine"
     rewired_model([{"layers": "0-2", "preset": "ladder"}], 4, num_hidden_layers=2).save_pretrained(checkpoint)

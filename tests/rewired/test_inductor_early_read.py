@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .inductor_early_read import added_at_once, added_later, added_later_owned, error
 
 
+@pytest.mark.slow
 def test_inductor_adds_at_once_rightly_and_later_wrongly() -> None:
     """Where the second half fails, PyTorch has mended it: `own` can go."""
     assert error(added_at_once) < 1e-5

@@ -21,7 +21,7 @@ def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, 
 
     Contenders share both; but each engine of vLLM has its own.
     """
-    width = torch.empty((), dtype=getattr(torch, request.dtype)).element_size() / 2  # of what is counted in 16 bits
+    width = _width(request)
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
     load = Load(batch, request.prompt, request.new)
     needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, load))
@@ -37,6 +37,18 @@ def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, 
             f"{request.model} with batch {batch} on {count(tp, 'rank')} takes {size(needed)} of weights and caches, "
             f"and {where} {size(free)}: take fewer --layers, a smaller --batch, or more ranks."
         )
+
+
+def engine_cache(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, spare: int) -> int:
+    """Bytes of a rank's keys and values in an engine; each sequence has room for so many `spare` tokens more."""
+    load = Load(batch, request.prompt, request.new + spare)
+    return int(_width(request) * cache_bytes(shape, tp, load))
+
+
+def _width(request: BenchRequest) -> float:
+    """Of numbers, as a multiple of the 16 bits that are planned with."""
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    return dtype.itemsize / 2
 
 
 def _available() -> float:

@@ -20,11 +20,13 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig
 
+from rewired.checkpoint.llama import LlamaShape
 from rewired.progress import Progress
 from rewired.vllm_start import starting
 
 from .contenders import STANDARD, STOCK, Contender
 from .links import NCCL, SHARED_MEMORY
+from .memory import engine_cache
 from .models import STD, config_of
 from .results import Cell, Measured
 from .runs import DECODE, PREFILL
@@ -122,15 +124,8 @@ def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int,
             max_model_len=length,
             max_num_seqs=batch,
             max_num_batched_tokens=batch * length,
-            kv_cache_memory_bytes=_cache_bytes(config, request.dtype, sweep.tp, batch * (length + _PAGES)),
+            kv_cache_memory_bytes=engine_cache(request, LlamaShape.from_config(sweep.config), sweep.tp, batch, _PAGES),
         )
-
-
-def _cache_bytes(config: LlamaConfig, dtype: str, tp: int, tokens: int) -> int:
-    """Of a rank's keys and values."""
-    heads = max(1, (config.num_key_value_heads or config.num_attention_heads) // tp)
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_dim * tokens * getattr(torch, dtype).itemsize
 
 
 def _check_logprobs(engines: Mapping[str, Any], sweep: Sweep) -> None:
