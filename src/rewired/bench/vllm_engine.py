@@ -124,7 +124,9 @@ def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int,
             max_model_len=length,
             max_num_seqs=batch,
             max_num_batched_tokens=batch * length,
-            kv_cache_memory_bytes=engine_cache(request, LlamaShape.from_config(sweep.config), sweep.tp, batch, _PAGES),
+            kv_cache_memory_bytes=engine_cache(
+                request, LlamaShape.from_config(config.to_dict()), sweep.tp, batch, _PAGES
+            ),
         )
 
 
