@@ -103,7 +103,7 @@ class OneShardLayer(RewiredLlamaDecoderLayer):
 
 
 class RewiredOnTransformersBackend(TransformersForCausalLM):
-    """vLLM's Transformers backend, with our layers in charge of the all-reduces. No biases: they would count in full."""
+    """vLLM's Transformers backend, its all-reduces left to our layers. Biases would count once a rank."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         vllm_config.model_config.hf_config.base_model_tp_plan = LlamaConfig.base_model_tp_plan
