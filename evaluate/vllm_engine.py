@@ -6,6 +6,7 @@ vLLM starts its ranks itself, in processes of their own. It finds the plugin for
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,6 +20,7 @@ from .harness import SEED, check_one_bos
 from .models import Model
 
 _CPU_CACHE = 4 << 30  # bytes of a rank's keys and values; VLLM_CPU_KVCACHE_SPACE says otherwise
+_ALL = str(1 << 30)
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 
 
@@ -44,7 +46,7 @@ def askable(model: Model, tokenizer_of: Model, dtype: str, ranks: int, batch_siz
         asked = _harness_model()(
             str(model.folder),
             tokenizer=str(tokenizer_of.folder),
-            batch_size=batch_size,
+            batch_size=_batch_size(batch_size),
             seed=SEED,
             lora_local_path=model.adapter and str(model.adapter),
             **_options(model, dtype, ranks),
@@ -53,6 +55,11 @@ def askable(model: Model, tokenizer_of: Model, dtype: str, ranks: int, batch_siz
         yield asked
     finally:
         asked.model.llm_engine.engine_core.shutdown()
+
+
+def _batch_size(asked: str) -> str:
+    """`auto` is all requests at once, with vLLM's own bar, which divides by zero where bars are turned off."""
+    return _ALL if asked == "auto" and "TQDM_DISABLE" in os.environ else asked
 
 
 def _options(model: Model, dtype: str, ranks: int) -> dict[str, Any]:

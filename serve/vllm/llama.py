@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from rewired.model.graph_collectives import own, start_sums_by
+from rewired.model.graph_collectives import arrived, own, start_sums_by
 from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
@@ -100,7 +100,11 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         if self.shards.ranks > 1 and projection.bias is not None:
             output = output + projection.bias / self.shards.ranks
         output = output[None] if wiring.gives_partials else output  # [1, T, H] or [T, H]
-        return stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
+        stream = stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
+        if wiring.sections and ends_dense(wiring):  # quantised, so under way; what reads it next may be vLLM's own norm
+            assert stream.in_flight is not None
+            stream = stream._replace(in_flight=arrived(stream.in_flight))
+        return stream
 
     def _sum_at_once(
         self, wiring: ModuleWiring, follows_overlap: bool

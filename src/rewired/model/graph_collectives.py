@@ -63,6 +63,12 @@ def after(tensor: torch.Tensor, landed: torch.Tensor) -> torch.Tensor:
     return tensor.clone()
 
 
+@torch.library.custom_op("rewired::arrived", mutates_args=())
+def arrived(in_flight: torch.Tensor) -> torch.Tensor:
+    """An update that was under way, for an engine that reads it as it is."""
+    return _wait(in_flight).clone()
+
+
 @torch.library.custom_op("rewired::all_reduce", mutates_args=())
 def all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     """Start and wait."""
@@ -120,5 +126,6 @@ land_and_launch_quantised.register_fake(
 quantised_sum.register_fake(lambda parts, sections: _like_reduction(parts))
 start_quantised_sum.register_fake(lambda parts, sections, group: _like_reduction(parts))
 after.register_fake(lambda tensor, landed: torch.empty_like(tensor))
+arrived.register_fake(torch.empty_like)
 all_reduce.register_fake(lambda tensor, group: tensor.new_empty(tensor.shape))
 own.register_fake(torch.empty_like)

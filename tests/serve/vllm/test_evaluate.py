@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,14 @@ def samples(folder: Path, model: str, title: str) -> list[dict[str, Any]]:
 def responses(sample: dict[str, Any]) -> list[Any]:
     """Log-likelihoods, or words."""
     return [each[0] if isinstance(each, list) else each for each in sample["responses"]]
+
+
+def test_the_command_answers_where_no_terminal_shows_its_progress(world: Path, tmp_path: Path) -> None:
+    arguments = [world / "dense", "--tasks", "piqa", "--data", world / "rows", "--no-text", "--engine", "vllm"]
+    command = [Path(sys.executable).parent / "evaluate", *arguments, "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "piqa" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_texts_are_measured_in_transformers_and_the_report_says_so(world: Path, tmp_path: Path) -> None:
