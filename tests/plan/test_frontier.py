@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).parents[2] / "results" / "quality" / "README.md"
-LABELS = {"ladder-peek": "ladder + peek", "partial-0.5": "partial 0.5"}
+RESULTS = Path(__file__).parents[2] / "results" / "quality"
+LABELS = {
+    "ladder-peek": "ladder + peek",
+    "partial-0.5": "partial 0.5",
+    "ladder-peek-int8": "ladder + peek int8",
+    "desync-2x-int4": "desync-2x int4",
+}
 
 
 def rows() -> list[dict[str, str]]:
@@ -18,10 +24,25 @@ def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
-@pytest.mark.parametrize("row", [row for row in rows() if row["weights"] == "refit"], ids=str)
+REFITTED = [row for row in rows() if row["basis"] == "none" and row["weights"] == "refit"]
+ROTATED = [row for row in rows() if row["basis"] != "none"]
+
+
+@pytest.mark.parametrize("row", REFITTED, ids=str)
 def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
     layers, label = f"{row['first']}-{row['layers']}", LABELS.get(row["wiring"], row["wiring"])
-    lines = [re.split(r"\s*\|\s*", line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    lines = [re.split(r"\s*\|\s*", line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()]
     line = next(line for line in lines if line[1:3] == [layers, label])
     prose, chat = (float(cell.split(" ± ")[0]) for cell in line[6:8])
     assert (prose, chat) == (float(row["prose"]), float(row["chat"]))
+
+
+@pytest.mark.parametrize("row", ROTATED, ids=str)
+def test_rotated_rows_are_those_of_the_results(row: dict[str, str]) -> None:
+    """Of a refit, the row of the most tokens."""
+    wanted = LABELS.get(row["wiring"], row["wiring"]), f"{row['first']}-{row['layers']}", row["basis"]
+    measured = [json.loads(line) for line in (RESULTS / "rotations.jsonl").read_text().splitlines()]
+    found = [each for each in measured if (each["wiring"], each["layers"], each["basis"]) == wanted]
+    found = [each for each in found if (each["tokens"] > 0) == (row["weights"] == "refit")]
+    on = max(found, key=lambda each: each["tokens"])["on"]
+    assert [round(on[kind]["kl"], 4) for kind in ("prose", "chat")] == [float(row["prose"]), float(row["chat"])]

@@ -188,12 +188,12 @@ def test_a_checkpoint_s_folder(tmp_path: Path) -> None:
 
 def test_the_frontier_of_select(tmp_path: Path) -> None:
     """Its candidates come beside ours, with the KL that was measured of this very model."""
-    entry = {"name": "chosen", "wiring": [{"layers": "1-3", "preset": "ladder"}], "measured": {"refitted": 0.0123}}
+    entry = {"name": "chosen", "wiring": [{"layers": "1-3", "preset": "ladder"}], "measured": {"refitted": 0.0001}}
     file = tmp_path / "selection.json"
     file.write_text(json.dumps({"candidates": [entry, {**entry, "name": "the last 2", "measured": None}]}))
-    rows = plan(*TINY, "--frontier", file, "--max-kl", 0.02, "--batch", 1)
+    rows = plan(*TINY, "--frontier", file, "--max-kl", 0.0002, "--batch", 1)  # less than any other
     chosen = [row for row in rows["rows"] if row["layers"]]
-    assert [row["kl"] for row in chosen] == [0.0123]
+    assert [row["kl"] for row in chosen] == [0.0001]
     assert rows["commands"] == [f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.payload import FULL
 from rewired.model.presets import MODIFIERS, PRESETS
 from rewired.model.regions import Region
 
@@ -186,13 +187,15 @@ def _value(run: Generation, goal: str) -> float:
 
 
 def convert_command(model: str, candidate: Candidate, tp: int) -> str:
-    """The conversion that makes it: by its file, or by the flags of its region."""
+    """The conversion that makes it: by its file, or by the flags of its region; a payload, in the basis it needs."""
     command = ["convert", model]
     if candidate.file is not None:
         command += ["--wiring", str(candidate.file)]
     else:
         for region in candidate.wiring.rewired_regions:
             command += _flags(region)
+        if any(region.options["payload"] != FULL for region in candidate.wiring.rewired_regions):
+            command += ["--rotate", "hadamard"]
     return shlex.join([*command, "--tp-shards", str(tp), "--refit"])
 
 

@@ -36,7 +36,10 @@ def print_plan(plan: Plan, explain: bool) -> None:
         console.print(_table(plan, batch, cache))
     lines = list(plan.left_out)
     if any(row.quality and row.quality.source.startswith("SmolLM2") for row in plan.rows):
-        lines.append("KL is SmolLM2-135M's, in nats a token of prose, after a refit; * as converted, before one.")
+        lines.append(
+            "KL is SmolLM2-135M's, in nats a token of prose, after a refit; * as converted, before one; of payloads, "
+            "with --rotate hadamard."
+        )
     for line in [*lines, PROMISE]:
         console.print(line, soft_wrap=True, highlight=False)
     if explain:
