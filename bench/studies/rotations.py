@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "int4": {"preset": "standard", "payload": "int4"},
     "desync-2x int4": {"preset": "desync", "every": 2, "payload": "int4"},
     "desync-2x int4/int8": {"preset": "desync", "every": 2, "payload": "int4/int8"},
+    "ladder + peek int8": {"preset": "ladder", "peek": True, "payload": "int8"},
+    "ladder int4/int8": {"preset": "ladder", "payload": "int4/int8"},
+    "ladder int4": {"preset": "ladder", "payload": "int4"},
     "partial 0.5": {"preset": "partial", "shared_fraction": 0.5},
     "partial 0.25": {"preset": "partial", "shared_fraction": 0.25},
     "partial 0.5 int4": {"preset": "partial", "shared_fraction": 0.5, "payload": "int4"},
@@ -64,10 +67,21 @@ class Case:
     layers: str
     basis: str
     tokens: int = 0
+    beside: str = ""  # another wiring and its layers
 
     @property
     def name(self) -> str:
-        return f"{self.wiring} {self.layers} {self.basis} {self.tokens}"
+        return f"{wiring_name(asdict(self))} {self.basis} {self.tokens}"
+
+
+def wiring_name(row: Mapping[str, Any]) -> str:
+    """Of a case, as a row holds it."""
+    return f"{row['wiring']} {row['layers']}" + (f", {row['beside']}" if row.get("beside") else "")
+
+
+def entries(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    regions = [each.rsplit(" ", 1) for each in wiring_name(row).split(", ")]
+    return [WIRINGS[wiring] | {"layers": layers} for wiring, layers in regions]
 
 
 CASES = [
@@ -75,7 +89,17 @@ CASES = [
     *(Case("int4", "0-30", basis) for basis in ("none", "hadamard", "hadamard, random signs", "random")),
     *(Case(payload, "0-30", basis) for payload in ("int8", "int4/int8") for basis in ("none", "hadamard")),
     *(Case(payload, "15-30", "hadamard") for payload in ("int4", "int4/int8")),
-    *(Case(wiring, "0-30", "hadamard") for wiring in ("desync-2x int4", "desync-2x int4/int8")),
+    *(Case("int4", f"{first}-29,29:attn", "hadamard", 0, "int8 29:mlp") for first in (0, 15)),
+    *(
+        Case(wiring, "0-30", "hadamard", tokens)
+        for tokens in (0, 32_768, 65_536)
+        for wiring in ("desync-2x int4", "desync-2x int4/int8")
+    ),
+    *(Case("desync-2x int4", "2-30", "hadamard", tokens, "int4 0-2") for tokens in (32_768, 65_536)),
+    *(
+        Case(wiring, "0-30", "hadamard", 32_768)
+        for wiring in ("ladder int4/int8", "ladder int4", "ladder + peek int8", "int4")
+    ),
     *(
         Case(wiring, "15-30", basis, tokens)
         for tokens in (0, 32_768)
@@ -113,7 +137,7 @@ def main() -> None:
 
 def _measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
     started = time.perf_counter()
-    wiring = [WIRINGS[case.wiring] | {"layers": case.layers}]
+    wiring = entries(asdict(case))
     start = _turned(source, scratch / "turned", wiring, BASES[case.basis]) if case.basis in BASES else source
     rotate = case.basis if case.basis in KINDS else None
     refit = RefitRequest(tokens=case.tokens) if case.tokens else None
@@ -221,13 +245,13 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         "[LOG.md](LOG.md) says what the rows are; `bench/studies/rotations.py` makes them. KL to the original in nats",
         "per token on 8 windows of 512 tokens each, and the bytes sent, of those of 16-bit all-reduces.",
         "",
-        "| layers | wiring | basis | refitted on | bytes | KL prose | KL chat |",
-        "|---|---|---|---|---|---|---|",
+        "| wiring and layers | basis | refitted on | bytes | KL prose | KL chat |",
+        "|---|---|---|---|---|---|",
     ]
     for row in sorted((row for row in rows if row["name"] in order), key=lambda row: order.index(row["name"])):
         kl = " | ".join(f"{row['on'][kind]['kl']:.4f} ± {row['on'][kind]['kl_standard_error']:.4f}" for kind in TEXTS)
         fitted = f"{row['tokens'] // 1024} k" if row["tokens"] else ""
-        lines.append(f"| {row['layers']} | {row['wiring']} | {row['basis']} | {fitted} | {row['bytes']:.2f} | {kl} |")
+        lines.append(f"| {wiring_name(row)} | {row['basis']} | {fitted} | {row['bytes']:.2f} | {kl} |")
     TABLE.write_text("\n".join(lines) + "\n")
 
 
