@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import distributed
 
+from rewired.adapt.recipe.comm import PRESETS
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
 from rewired.ranks import run_on_ranks
@@ -84,6 +86,26 @@ def test_a_training_that_was_cut_off_goes_on_bit_for_bit(outs: dict[str, Path]) 
     assert logged(outs["cut"] / "final", "loss") == logged(outs["whole"] / "final", "loss")
     found, expected = weights(outs["cut"] / "final"), weights(outs["whole"] / "final")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def diverge(recipe: Path) -> None:
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
+    adapt(read(recipe, []))
+
+
+@pytest.mark.parametrize("preset", ["slow-link", "zero++"])
+def test_a_loss_that_diverges_ends_it_with_the_last_good_checkpoint(
+    preset: str, dense: Path, rows: Path, tmp_path: Path
+) -> None:
+    """As without comm (tests/adapt/trainer/test_diverged.py): no rounding makes numbers of what is none."""
+    keys = {"model": str(dense), "wiring": [{"layers": "2-4", "preset": "ladder"}], "refit": "none"}
+    keys |= {"datasets": [str(rows)], "fsdp_size": RANKS, "comm": asdict(replace(PRESETS[preset], ranks_per_node=2))}
+    keys |= {"max_steps": 9, "save_steps": 1, "optim": "sgd", "learning_rate": 1e38, "warmup_steps": 2}
+    recipe = write_recipe(tmp_path / "r.yaml", **keys, output_dir=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"At step 3 the loss is nan.*good checkpoint is .*checkpoint-1\. "):
+        run_on_ranks(diverge, RANKS, recipe)
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (tmp_path / "out" / "final").exists()
 
 
 def test_a_rank_that_dies_ends_the_others_within_a_minute(dense: Path, rows: Path, tmp_path: Path) -> None:
