@@ -139,14 +139,18 @@ def test_bytes_of_a_token() -> None:
     assert [m.payload_bytes(2) for m in modules("int4", "desync")] == [320, 320, 0, 3 * 34, 0, 3 * 34, 320, 320]
 
 
-def test_inductor_gives_the_sums_of_eager_mode() -> None:
+@pytest.mark.parametrize("trains", [False, True])
+def test_inductor_gives_the_sums_of_eager_mode(trains: bool) -> None:
     """It would leave out the rounding of scales to 16 bits, as a conversion there and back."""
     parts, sections = torch.randn(2, 1, 7, 128, generator=torch.Generator().manual_seed(0)), (Section(8, 8, 128),)
 
-    def run(parts: torch.Tensor) -> torch.Tensor:
-        return 2 * launch_quantised(parts, sections, None).total
+    def run(parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total, left, left_of_sum = launch_quantised(parts, sections, None)
+        return 2 * total, left, left_of_sum
 
-    assert torch.equal(torch.compile(run, fullgraph=True)(parts), run(parts))
+    parts.requires_grad_(trains)
+    for found, expected in zip(torch.compile(run, fullgraph=True)(parts), run(parts), strict=True):
+        assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
 
 
 def test_a_payload_is_part_of_the_function_and_of_the_config() -> None:

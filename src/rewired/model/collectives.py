@@ -53,10 +53,8 @@ def launch_quantised(parts: torch.Tensor, sections: Sections, group: str | None)
     """
     if group is None and _trains(parts):
         return Reduction(*_QuantisedSum.apply(parts, sections))
-    if group is None and torch.compiler.is_compiling():
-        return Reduction(*quantised_sum_in_graph(parts, _flat(sections)))
     if group is None:
-        return quantised_sum(parts, sections)
+        return _quantised_sum(parts, sections)
     if _trains(parts):
         return Reduction(*_LaunchQuantised.apply(parts, sections, group))
     return _start_quantised_or_defer(parts, sections, group)
@@ -178,7 +176,7 @@ class _QuantisedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
         ctx.shards = len(parts)
-        total, left, left_of_sum = quantised_sum(parts, sections)
+        total, left, left_of_sum = _quantised_sum(parts, sections)
         ctx.mark_non_differentiable(left, left_of_sum)
         return total, left, left_of_sum
 
@@ -257,6 +255,12 @@ def _start_quantised_or_defer(parts: torch.Tensor, sections: Sections, group: st
         return start_quantised(parts, sections, group)
     reduction = RankReduction(parts, sections, group)
     return reduction.outcome._replace(total=_RunsIfRead(reduction.total, reduction.run))
+
+
+def _quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
+    if torch.compiler.is_compiling():
+        return Reduction(*quantised_sum_in_graph(parts, _flat(sections)))
+    return quantised_sum(parts, sections)
 
 
 def _reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
