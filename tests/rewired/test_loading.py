@@ -22,6 +22,7 @@ CODE = {
     "collectives.py",
     "configuration_rewired_llama.py",
     "graph_collectives.py",
+    "kernels.py",
     "layer_ranges.py",
     "modeling_rewired_llama.py",
     "payload.py",

@@ -8,12 +8,14 @@ leaves, x - s q, is kept: it goes along with the next reduction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
+from .kernels import kernel
 from .payload import GROUP, SCALE_BYTES, Section, Sections
 
 
@@ -30,6 +32,13 @@ def quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
 
     What is not a matter of bits is in float32, or in float64 where `parts` are.
     """
+    total, left, left_of_sum = _sum_sections(parts.flatten(1, -2), sections=sections)
+    return Reduction(total.view(parts.shape[1:]), left.view(parts.shape), left_of_sum.view(parts.shape))
+
+
+@kernel(any_number=1)
+def _sum_sections(parts: torch.Tensor, *, sections: Sections) -> Reduction:
+    """The same, of [r, tokens, C]."""
     found = [_sum_section(part, section) for part, section in zip(split(parts, sections), sections, strict=True)]
     return Reduction(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
 
@@ -37,7 +46,7 @@ def quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
 def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
     groups = in_groups(part)
     rounded = _rounded(groups, section.bits)
-    exact = rounded.sum(0)
+    exact = sum_in_order(rounded)
     sent = _rounded(exact, section.sum_bits)
     left_of_sum = torch.zeros_like(part, dtype=groups.dtype)
     deal_out(exact - sent, shares_of(groups.shape[-2], len(part)), left_of_sum)
@@ -67,7 +76,12 @@ def deal_out(groups: torch.Tensor, shares: Sequence[slice], into: torch.Tensor) 
     first = shares[0].start
     for shard, share in zip(into, shares, strict=True):
         own = shard[..., GROUP * share.start : GROUP * share.stop]
-        own.copy_(groups[..., share.start - first : share.stop - first, :].flatten(-2)[..., : own.shape[-1]])
+        own.copy_(_in_channels(groups[..., share.start - first : share.stop - first, :], own.shape[-1]))
+
+
+def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
+    """[r, ...] -> [...], one after the other: a device's own order of sums depends on the device."""
+    return reduce(torch.add, parts)
 
 
 def pack_parts(parts: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +92,7 @@ def pack_parts(parts: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
 
 def add_up(rows: torch.Tensor, bits: int, sum_bits: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of shards' rows, [r, ..., n], as rows, [..., n'], and what rounding leaves of it, [..., 64]."""
-    return _pack_and_keep(unpack(rows, bits, dtype).sum(0), sum_bits)
+    return _pack_and_keep(sum_in_order(unpack(rows, bits, dtype)), sum_bits)
 
 
 def unpack_sum(rows: torch.Tensor, bits: int, channels: int, dtype: torch.dtype) -> torch.Tensor:
@@ -87,7 +101,10 @@ def unpack_sum(rows: torch.Tensor, bits: int, channels: int, dtype: torch.dtype)
 
 
 def pack(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Groups of n channels, [..., n] -> [..., n * bits / 8 + 2], bytes; of 4 bits, two numbers a byte."""
+    """Groups of n channels, [..., n] -> [..., n * bits / 8 + 2], bytes.
+
+    Of 4 bits there are two numbers a byte: one of the first half of the group, above it one of the second.
+    """
     return _packed(*_quantise(groups, bits), bits)
 
 
@@ -97,7 +114,7 @@ def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     if bits == 8:
         whole = numbers.contiguous().view(torch.int8).to(dtype)
     else:
-        whole = torch.stack([numbers & 15, numbers >> 4], dim=-1).flatten(-2).to(dtype) - 8
+        whole = torch.cat([numbers & 15, numbers >> 4], dim=-1).to(dtype) - 8
     return whole * scales.contiguous().view(torch.bfloat16).to(dtype)
 
 
@@ -110,7 +127,8 @@ def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., n] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
     most = 2 ** (bits - 1) - 1
-    scales = (groups.abs().amax(-1, keepdim=True) / most).to(torch.bfloat16)
+    # GPUs divide by a constant by multiplying with its reciprocal; in float64 that, too, is the quotient in float32
+    scales = (groups.abs().amax(-1, keepdim=True).double() / most).to(groups.dtype).to(torch.bfloat16)
     divisors = torch.where(scales == 0, 1.0, scales.to(groups.dtype))
     return (groups / divisors).round().clamp(-most, most), scales
 
@@ -119,14 +137,19 @@ def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Ten
     if bits == 8:
         rows = numbers.to(torch.int8).view(torch.uint8)
     else:
-        shifted = (numbers + 8).to(torch.uint8)  # 1 to 15
-        rows = shifted[..., ::2] | shifted[..., 1::2] << 4
+        first, second = (numbers + 8).to(torch.uint8).chunk(2, dim=-1)  # 1 to 15
+        rows = first | second << 4
     return torch.cat([rows, scales.view(torch.uint8)], dim=-1)
 
 
 def _in_channels(groups: torch.Tensor, channels: int) -> torch.Tensor:
-    """The inverse of `in_groups`: [..., G, 64] -> [..., C]."""
-    return groups.flatten(-2)[..., :channels]
+    """The inverse of `in_groups`: [..., G, 64] -> [..., C].
+
+    Not a slice of all channels: Inductor (torch 2.13), for a CPU, loses the tail of such a loop, which it splits by 64.
+    """
+    whole, rest = divmod(channels, GROUP)
+    full = groups[..., :whole, :].flatten(-2)
+    return torch.cat([full, groups[..., whole, :rest]], dim=-1) if rest else full
 
 
 def _rounded(groups: torch.Tensor, bits: int) -> torch.Tensor:

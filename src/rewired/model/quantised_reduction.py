@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import Work, _register_work
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
-from .payload import GROUP, Section, Sections
+from .kernels import kernel
+from .payload import GROUP, Section, Sections, group_bytes
 from .quantisation import Reduction, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
 
 _wait = torch.ops._c10d_functional.wait_tensor
@@ -44,15 +45,13 @@ class RankReduction(Work):
     def __init__(self, parts: torch.Tensor, sections: Sections, group: str) -> None:
         super().__init__()
         process_group = _resolve_process_group(group)  # type: ignore[arg-type]  # a str
-        self.ranks, self.rank, self.held = process_group.size(), process_group.rank(), len(parts)
+        self.ranks, self.rank = process_group.size(), process_group.rank()
         self.sections, self.group = sections, group
-        self.groups = [-(-section.channels // GROUP) for section in sections]
-        self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), parts.new_zeros(parts.shape)
+        self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), parts.new_empty(parts.shape)
         self.event: torch.cuda.Event | None = None
-        rows, left = zip(*map(self._pack, split(parts, sections), sections), strict=True)
-        self.left = torch.cat(left, dim=-1)
-        self.shapes = [each.shape for each in rows]
-        self.sent = _joined(rows)  # kept, as all buffers are, until nobody can read it any more
+        # kept, as all buffers are, until nobody can read it any more
+        self.sent, left = _pack(parts.flatten(1, -2), sections=sections, ranks=self.ranks)
+        self.left = left.view(parts.shape)
 
     @property
     def outcome(self) -> Reduction:
@@ -80,40 +79,51 @@ class RankReduction(Work):
             self.event.wait()
         return True
 
-    def _pack(self, part: torch.Tensor, section: Section) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of bytes, [w, held, tokens, share, n], and what rounding leaves, [held, B, T, C]."""
-        rows, left = pack_parts(part.flatten(1, -2), section.bits)
-        return _for_ranks(rows, self.ranks), left.view(part.shape)
-
     @torch.no_grad()
     def _finish(self) -> None:
-        received = _separated(_wait(self.received), self.shapes)
-        dtype = torch.promote_types(self.total.dtype, torch.float32)
-        rows, left = zip(
-            *(
-                add_up(each.flatten(0, 1), section.bits, section.sum_bits, dtype)
-                for each, section in zip(received, self.sections, strict=True)
-            ),
-            strict=True,
-        )
-        self.own = _joined([each[None] for each in rows])
-        self._keep(left)
+        received = _wait(self.received).flatten(0, 1)
+        left_of_sum = self.left_of_sum.flatten(1, -2)
+        self.own = _add_up(received, left_of_sum, sections=self.sections, ranks=self.ranks, rank=self.rank)
         self.gathered = _wait(_all_gather(self.own, self.ranks, self.group))
-        shapes = [torch.Size((self.ranks, *each.shape)) for each in rows]
-        for each, groups, section, into in zip(
-            _separated(self.gathered, shapes), self.groups, self.sections, split(self.total, self.sections), strict=True
-        ):
-            rows_of_all = _from_ranks(each, groups)
-            total = unpack_sum(rows_of_all, section.sum_bits, section.channels, self.total.dtype)
-            into.copy_(total.view(into.shape))
+        _unpack(self.gathered, self.total.flatten(0, -2)[None], sections=self.sections)
 
-    def _keep(self, left: Sequence[torch.Tensor]) -> None:
-        """What rounding leaves of the sums that this rank made, for the shards that it holds."""
-        held = slice(self.rank * self.held, (self.rank + 1) * self.held)
-        for each, groups, into in zip(left, self.groups, split(self.left_of_sum, self.sections), strict=True):
-            deal_out(
-                each.view(*into.shape[1:-1], *each.shape[1:]), shares_of(groups, self.ranks * self.held)[held], into
-            )
+
+@kernel(any_number=1)
+def _pack(parts: torch.Tensor, *, sections: Sections, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parts, [held, tokens, C], as rows of bytes for each rank, [w, held, tokens, n], and what rounding leaves."""
+    packed = [pack_parts(part, section.bits) for part, section in zip(split(parts, sections), sections, strict=True)]
+    rows, left = zip(*packed, strict=True)
+    return torch.cat([_for_ranks(each, ranks).flatten(-2) for each in rows], dim=-1), torch.cat(left, dim=-1)
+
+
+@kernel(any_number=1)
+def _add_up(received: torch.Tensor, left: torch.Tensor, *, sections: Sections, ranks: int, rank: int) -> torch.Tensor:
+    """The sum of all shards' rows, [r, tokens, n], as this rank sends it to all, [1, tokens, n'].
+
+    What rounding leaves goes to `left`, [held, tokens, C], for the shards that the rank holds.
+    """
+    held = slice(rank * len(left), (rank + 1) * len(left))
+    dtype = torch.promote_types(left.dtype, torch.float32)
+    left.zero_()
+    own = []
+    for rows, section, into in zip(
+        _by_section(received, sections, [section.bits for section in sections], ranks),
+        sections,
+        split(left, sections),
+        strict=True,
+    ):
+        row, left_of_sum = add_up(rows, section.bits, section.sum_bits, dtype)
+        deal_out(left_of_sum, shares_of(_groups(section), len(received))[held], into)
+        own.append(row.flatten(-2))
+    return torch.cat(own, dim=-1)[None]
+
+
+@kernel(any_number=1)
+def _unpack(gathered: torch.Tensor, total: torch.Tensor, *, sections: Sections) -> None:
+    """All ranks' rows, [w, tokens, n], as channels, into [1, tokens, C]."""
+    rows_by_section = _by_section(gathered, sections, [section.sum_bits for section in sections], len(gathered))
+    for rows, section, into in zip(rows_by_section, sections, split(total[0], sections), strict=True):
+        into.copy_(unpack_sum(_from_ranks(rows, _groups(section)), section.sum_bits, section.channels, total.dtype))
 
 
 def _for_ranks(rows: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -132,15 +142,16 @@ def _from_ranks(rows: torch.Tensor, groups: int) -> torch.Tensor:
     return torch.cat([own[..., : share.stop - share.start, :] for own, share in zip(rows, shares, strict=True)], dim=-2)
 
 
-def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of all sections in one: each [w, ...] -> [w, bytes]."""
-    return torch.cat([each.flatten(1) for each in rows], dim=1)
+def _by_section(rows: torch.Tensor, sections: Sections, bits: Sequence[int], ranks: int) -> list[torch.Tensor]:
+    """A rank's share of each section: [..., n] -> [..., share, bytes of a group]."""
+    shares = [-(-_groups(section) // ranks) for section in sections]  # the widest
+    sizes = [group_bytes(each) for each in bits]
+    parts = rows.split([share * size for share, size in zip(shares, sizes, strict=True)], dim=-1)
+    return [part.unflatten(-1, (-1, size)) for part, size in zip(parts, sizes, strict=True)]
 
 
-def _separated(joined: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """The inverse, where the first dimension of `joined` may be flat."""
-    rows = joined.view(shapes[0][0], -1).split([shape[1:].numel() for shape in shapes], dim=1)
-    return [each.unflatten(1, shape[1:]) for each, shape in zip(rows, shapes, strict=True)]
+def _groups(section: Section) -> int:
+    return -(-section.channels // GROUP)
 
 
 def _all_to_all(packed: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
