@@ -10,7 +10,6 @@ ways must continue with transformers' tokens; then they and vLLM's own Llama are
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import platform
@@ -110,7 +109,7 @@ class RewiredOnTransformersBackend(TransformersForCausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     def _decorate_for_torch_compile(self) -> None:
-        RewiredLlamaModel.forward.__signature__ = inspect.signature(LlamaModel.forward)  # it is asked for input_ids
+        RewiredLlamaModel.forward = LlamaModel.forward  # names its arguments; ours gives hidden states, too
         super()._decorate_for_torch_compile()
 
     def recursive_replace(self) -> None:
