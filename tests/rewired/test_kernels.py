@@ -117,5 +117,6 @@ def test_they_are_compiled_for_one_token_and_for_any_other_number() -> None:
             before = graphs()
             for tokens in (7, 1, 300, 2, 1, 64):
                 parts = awkward_parts(torch.bfloat16, sections, tokens)
-                assert quantised_sum(parts, sections).total.shape == parts.shape[1:]
+                with torch.set_grad_enabled(tokens > 2):
+                    assert quantised_sum(parts, sections).total.shape == parts.shape[1:]
             assert graphs() - before == 2

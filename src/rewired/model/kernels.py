@@ -38,7 +38,8 @@ def kernel(any_number: int | None = None) -> Callable[[_F], _F]:
             if any_number is not None:
                 for tensor in tensors:
                     torch._dynamo.maybe_mark_dynamic(tensor, any_number)
-            return _compiled(function, tuple(constants.items()))(*tensors)
+            with torch.no_grad():
+                return _compiled(function, tuple(constants.items()))(*tensors)
 
         return run  # type: ignore[return-value]
 
