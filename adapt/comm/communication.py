@@ -75,4 +75,4 @@ def _entry(parameter: Any) -> _Entry:
 
 
 def _layout(entries: list[_Entry]) -> Layout:
-    return Layout([numbers for _, numbers, _ in entries], [is_matrix for _, _, is_matrix in entries])
+    return Layout(tuple(numbers for _, numbers, _ in entries), tuple(is_matrix for _, _, is_matrix in entries))

@@ -21,7 +21,7 @@ from rewired.model.quantisation import pack, unpack
 
 from ..recipe.comm import Comm
 from .nodes import Nodes, all_to_all
-from .packing import Layout, Packing, Parts, rotate
+from .packing import Layout, Packing, Parts, add_up, join_parts, pack_parts, split_slices
 
 _ERROR_BITS = 8
 _NEW_ERROR = 0.5  # the share of a step's error in the moving average
@@ -47,29 +47,24 @@ class GradientScatter(ReduceScatter):
         async_op: bool = False,
     ) -> None:
         """Complete on return: on a GPU on the stream that FSDP2 reduces on."""
-        shape = (self.nodes.count, self.nodes.ranks)
-        blocks, others = self.layout.split(input_tensor.view(*shape, -1))
-        if self.comm.hadamard:
-            blocks = rotate(blocks)
-        parts = Parts(blocks.transpose(0, 1), others.transpose(0, 1))  # [ranks, nodes, ...]: for each rank of the node
+        slices = input_tensor.view(self.nodes.count, self.nodes.ranks, -1)
+        parts = split_slices(slices, layout=self.layout, rotated=self.comm.hadamard)  # for each rank of the node
         hops = [(self.comm.gradients_in_node, self.nodes.within), (self.comm.gradients, self.nodes.between)]
         for dtype, hop in hops:
             is_last = hop is hops[-1][1] or self.nodes.count == 1
             parts = self._hop(parts, Packing(dtype, self.layout), hop, is_last) if hop.size() > 1 else _only(parts)
-        if self.comm.hadamard:
-            parts = parts._replace(blocks=rotate(parts.blocks))
-        output_tensor.copy_(self.layout.join(parts) * _factor(op, group.size()))
+        factor = _factor(op, group.size())
+        output_tensor.copy_(join_parts(*parts, layout=self.layout, rotated=self.comm.hadamard, factor=factor))
 
     def _hop(self, parts: Parts, packing: Packing, group: ProcessGroup, is_last: bool) -> Parts:
         """Row k of every rank's `parts` to rank k of the group, which gets their sum."""
         with_feedback = self.comm.error_feedback and is_last and packing.bits is not None
         if with_feedback and self.error is not None:
             parts = parts._replace(blocks=parts.blocks + unpack(self.error, _ERROR_BITS, torch.float32))
-        packed = packing.pack(parts)
+        packed = pack_parts(*parts, packing=packing)
         if with_feedback:
             self._remember(parts.blocks - packing.unpack(packed).blocks)
-        blocks, others = packing.unpack(all_to_all(packed, group))
-        return Parts(blocks.sum(0), others.sum(0))
+        return add_up(all_to_all(packed, group), packing=packing)
 
     def _remember(self, lost: torch.Tensor) -> None:
         """LoCo's moving average of what quantisation loses, kept in 8 bits (arXiv 2407.04480)."""

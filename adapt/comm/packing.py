@@ -7,7 +7,6 @@ make nearly all of it; norms and gains, which are few and of another size, would
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -15,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from rewired.model.kernels import kernel
 from rewired.model.payload import SCALE_BYTES
-from rewired.model.quantisation import pack, unpack
+from rewired.model.quantisation import pack, sum_in_order, unpack
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
 BITS = {"int8": 8, "int4": 4}
@@ -33,8 +33,8 @@ class Parts(NamedTuple):
 class Layout:
     """The parameters of a flat shard: how many numbers each has, and whether it is a matrix to be quantised."""
 
-    sizes: Sequence[int]
-    is_matrix: Sequence[bool]
+    sizes: tuple[int, ...]
+    is_matrix: tuple[bool, ...]
 
     def split(self, flat: torch.Tensor) -> Parts:
         """[..., sum of sizes] -> its parts; the last block ends in zeros."""
@@ -56,7 +56,7 @@ class Layout:
     def _sizes(self, is_matrix: bool) -> list[int]:
         return [size for size, kind in zip(self.sizes, self.is_matrix, strict=True) if kind == is_matrix]
 
-    def _chosen(self, parts: Sequence[torch.Tensor], is_matrix: bool) -> torch.Tensor:
+    def _chosen(self, parts: tuple[torch.Tensor, ...], is_matrix: bool) -> torch.Tensor:
         chosen = [part for part, kind in zip(parts, self.is_matrix, strict=True) if kind == is_matrix]
         return torch.cat(chosen, dim=-1) if chosen else parts[0][..., :0]
 
@@ -88,6 +88,45 @@ class Packing:
     def bits(self) -> int | None:
         """Of a number of a block; None where nothing is quantised."""
         return BITS.get(self.dtype) if self.layout.numbers(True) else None
+
+
+@kernel()
+def pack_shard(shard: torch.Tensor, *, packing: Packing) -> torch.Tensor:
+    """[numbers] -> [bytes]."""
+    return packing.pack(packing.layout.split(shard))
+
+
+@kernel()
+def unpack_shards(packed: torch.Tensor, *, packing: Packing, dtype: torch.dtype) -> torch.Tensor:
+    """[ranks, bytes] -> [ranks, numbers], in `dtype`."""
+    return packing.layout.join(packing.unpack(packed)).to(dtype)
+
+
+@kernel()
+def split_slices(gradients: torch.Tensor, *, layout: Layout, rotated: bool) -> Parts:
+    """Each rank's slice, [nodes, ranks, numbers], as parts, [ranks, nodes, ...]."""
+    blocks, others = layout.split(gradients)
+    return Parts((rotate(blocks) if rotated else blocks).transpose(0, 1), others.transpose(0, 1))
+
+
+@kernel()
+def pack_parts(blocks: torch.Tensor, others: torch.Tensor, *, packing: Packing) -> torch.Tensor:
+    return packing.pack(Parts(blocks, others))
+
+
+@kernel()
+def add_up(packed: torch.Tensor, *, packing: Packing) -> Parts:
+    """The sum of what ranks sent, [ranks, ..., bytes]."""
+    blocks, others = packing.unpack(packed)
+    return Parts(sum_in_order(blocks), sum_in_order(others))
+
+
+@kernel()
+def join_parts(
+    blocks: torch.Tensor, others: torch.Tensor, *, layout: Layout, rotated: bool, factor: float
+) -> torch.Tensor:
+    """A slice's parts as its numbers, [numbers], times a factor."""
+    return layout.join(Parts(rotate(blocks) if rotated else blocks, others)) * factor
 
 
 def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:

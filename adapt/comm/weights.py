@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
 from .nodes import Nodes, all_gather
-from .packing import Packing
+from .packing import Packing, pack_shard, unpack_shards
 
 
 class WeightGather(AllGather):
@@ -54,9 +54,9 @@ class WeightGather(AllGather):
     def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
         if self.packing is None:
             return shard.clone().view(torch.uint8)
-        return self.packing.pack(self.packing.layout.split(shard))
+        return pack_shard(shard, packing=self.packing)
 
     def _unpacked(self, gathered: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # [ranks, numbers of a shard]
         if self.packing is None:
             return gathered.contiguous().view(dtype)
-        return self.packing.layout.join(self.packing.unpack(gathered))
+        return unpack_shards(gathered, packing=self.packing, dtype=dtype)
