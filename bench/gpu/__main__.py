@@ -1,4 +1,4 @@
-"""Everything that only a GPU shows, in one command: tests, speed against stock Llama, a refit, trainings.
+"""Everything that only a GPU shows, in one command: tests, speed against stock Llama, a refit, kernels, trainings.
 
     make gpu               on a machine with one GPU and no network; results/gpu/
     make gpu DEVICE=cpu    the same with tiny shapes, to try it; build/gpu-cpu/
@@ -49,12 +49,14 @@ def parts(device: str) -> list[Part]:
     timing = ["--prompt", "2048", "--new", "32", "--rounds", "7"] if is_gpu else ["--prompt", "64", "--new", "4"]
     speed = [*timing, "--wirings"]
     calibration = ["--tokens", "65536" if is_gpu else "2048"]
+    sizes = [] if is_gpu else ["--tokens", "64", "--hidden", "1024", "--weights", str(1 << 17)]
     training = ["--rows", "4", "--length", "1024"] if is_gpu else ["--rows", "2", "--length", "64", "--steps", "3"]
     all_parts = [
-        Part("tests", 2.2, ["run_tests.py"]),
+        Part("tests", 2.0, ["run_tests.py"]),
         Part("speed-1b", 1.3, ["speed.py", small, *speed, "ladder"]),
-        Part("speed-8b", 1.8, ["speed.py", "llama-3.1-8b", *speed, "ladder"]),
+        Part("speed-8b", 1.5, ["speed.py", "llama-3.1-8b", *speed, "ladder"]),
         Part("refit", 0.5, ["refit.py", small, *calibration]),
+        Part("kernels", 0.5, ["kernel_speed.py", *sizes]),
         Part("training", 1.2, ["training.py", small, *training]),
         Part("speed-1b-others", 0.9, ["speed.py", small, *speed, *OTHERS]),
         Part("speed-8b-others", 1.1, ["speed.py", "llama-3.1-8b", *speed, *OTHERS]),

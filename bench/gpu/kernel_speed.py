@@ -1,0 +1,126 @@
+"""Kernels against a copy of as many bytes, both in turns: those of a payload, and those of a training's `comm`.
+
+A payload as one of eight ranks has it in a prefill: it packs its part, adds up an eighth of all ranks' rows, unpacks
+the sum. A layer's weights and gradients as two nodes of eight ranks send them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from part import parser, progress, save
+from speed import settle
+
+from rewired.adapt.comm import packing
+from rewired.adapt.comm.packing import Layout, Packing
+from rewired.model import kernels
+from rewired.model.payload import Section
+from rewired.model.quantised_reduction import _add_up, _pack, _unpack
+
+RANKS = 8
+ROUNDS = 15
+
+Run = Callable[[], Any]
+Step = tuple[str, Run, Sequence[torch.Tensor]]  # what it does, and what it reads
+
+
+def main() -> None:
+    args = arguments()
+    data: dict[str, Any] = {"tokens": args.tokens, "hidden": args.hidden, "weights": args.weights, "rows": []}
+    for bits in (8, 4):
+        for name, run, read in [*payload_steps(args, bits), *comm_steps(args, bits)]:
+            data["rows"].append({"step": name, "bits": bits} | measured(run, read, args.device))
+            progress(f"{name}, {bits} bits: {data['rows'][-1]['of_a_copy']:.0%} of a copy's bandwidth")
+            save(data, args.data)
+
+
+def arguments() -> Any:
+    made = parser(__doc__)
+    made.add_argument("--tokens", type=int, default=4096, help="(default 4096)")
+    made.add_argument("--hidden", type=int, default=8192, help="channels of a payload (default 8192)")
+    made.add_argument("--weights", type=int, default=1 << 27, help="numbers of a layer (default 2^27)")
+    return made.parse_args()
+
+
+def payload_steps(args: Any, bits: int) -> Iterator[Step]:
+    sections = (Section(bits, bits, args.hidden),)
+    part = torch.randn(1, args.tokens, args.hidden, device=args.device, dtype=torch.bfloat16)
+    yield "payload: quantise, pack for ranks", lambda: _pack(part, sections=sections, ranks=RANKS), [part]
+    sent, _ = _pack(part, sections=sections, ranks=RANKS)
+    received, left = sent[:, 0].contiguous(), torch.empty_like(part)
+
+    def add_up() -> list[torch.Tensor]:
+        return [_add_up(received, left, sections=sections, ranks=RANKS, rank=0), left]
+
+    yield "payload: unpack, add up, quantise, pack", add_up, [received]
+    gathered, total = add_up()[0].expand(RANKS, -1, -1).contiguous(), torch.empty_like(part)
+
+    def unpack() -> list[torch.Tensor]:
+        _unpack(gathered, total, sections=sections)
+        return [total]
+
+    yield "payload: unpack", unpack, [gathered]
+
+
+def comm_steps(args: Any, bits: int) -> Iterator[Step]:
+    layout = Layout((args.weights // RANKS,), (True,))  # of a shard
+    packing_ = Packing(f"int{bits}", layout)
+    shard = torch.randn(args.weights // RANKS, device=args.device)
+    yield "comm: quantise weights", lambda: packing.pack_shard(shard, packing=packing_), [shard]
+    packed = packing.pack_shard(shard, packing=packing_).expand(RANKS, -1).contiguous()
+    bf16 = torch.bfloat16
+    yield "comm: unpack weights", lambda: packing.unpack_shards(packed, packing=packing_, dtype=bf16), [packed]
+    slices = torch.randn(2, RANKS, args.weights // RANKS // 2, device=args.device, dtype=bf16)
+    half = Layout((args.weights // RANKS // 2,), (True,))
+    yield (
+        "comm: reorder and rotate gradients",
+        lambda: packing.split_slices(slices, layout=half, rotated=True),
+        [slices],
+    )
+    parts, halves = packing.split_slices(slices, layout=half, rotated=True), Packing(f"int{bits}", half)
+    yield "comm: quantise gradients", lambda: packing.pack_parts(*parts, packing=halves), parts
+    sent = packing.pack_parts(*parts, packing=halves)
+    yield "comm: unpack and add up gradients", lambda: packing.add_up(sent, packing=halves), [sent]
+
+
+def measured(run: Run, read: Sequence[torch.Tensor], device: str) -> dict[str, Any]:
+    """Medians of interleaved rounds: the kernel, a copy of as many bytes, the function in eager mode."""
+    found = tensors(run())
+    size = sum(tensor.nbytes for tensor in [*read, *found])
+    source = torch.randint(256, (size // 2,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def eager() -> Any:
+        devices, kernels._DEVICES = kernels._DEVICES, set()
+        try:
+            return run()
+        finally:
+            kernels._DEVICES = devices
+
+    same = all(torch.equal(one, other) for one, other in zip(tensors(run()), tensors(eager()), strict=True))
+    turns = [run, lambda: target.copy_(source), eager]
+    rounds = [[seconds(each, device) for each in turns] for _ in range(ROUNDS)]
+    kernel, copy, plain = (median(times) for times in zip(*rounds, strict=True))
+    ratio = median(copy / kernel for kernel, copy, _ in rounds)
+    return {"bytes": size, "kernel": kernel, "copy": copy, "eager": plain, "of_a_copy": ratio, "same": same}
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """Copies, as what a kernel writes to may be written to again."""
+    return [values.clone()] if isinstance(values, torch.Tensor) else [each.clone() for each in values]
+
+
+def seconds(run: Run, device: str) -> float:
+    settle(device)
+    started = time.perf_counter()
+    run()
+    settle(device)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
