@@ -23,6 +23,7 @@ CODE = {
     "configuration_rewired_llama.py",
     "graph_collectives.py",
     "kernels.py",
+    "late_gradients.py",
     "layer_ranges.py",
     "modeling_rewired_llama.py",
     "payload.py",

@@ -151,13 +151,14 @@ def with_an_all_reduce_held_back(folder: Path, direction: str) -> bool | None:
 
 
 class HeldBack(TorchDispatchMode):
-    """Rank 1 holds back its `collective` number `index` until rank 0 has run three matrix products after its own."""
+    """Rank 1 holds back its `collective` number `index` until rank 0 has run some matrix products after its own."""
 
-    def __init__(self, index: int, collective: str = "all_reduce") -> None:
+    def __init__(self, index: int, collective: str = "all_reduce", products: int = 3) -> None:
         super().__init__()
-        self.index, self.collective, self.seen, self.products = index, collective, 0, 0
+        self.index, self.collective, self.seen, self.products = index, collective, 0, products
         self.rank = torch.distributed.get_rank()
         self.store = torch.distributed.distributed_c10d._get_default_store()
+        self.told = f"rank 0 has gone on after {index}"
         self.was_told: bool | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,14 +169,14 @@ class HeldBack(TorchDispatchMode):
             self.seen += 1
         result = func(*args, **(kwargs or {}))
         if name in Events.products and self.seen == self.index + 1 and self.rank == 0:
-            self.products += 1
-            if self.products == 3:
-                self.store.set("the next module has run", "yes")
+            self.products -= 1
+            if self.products == 0:
+                self.store.set(self.told, "yes")
         return result
 
     def wait_to_be_told(self) -> bool:
         for _ in range(50):
-            if self.store.check(["the next module has run"]):
+            if self.store.check([self.told]):
                 return True
             time.sleep(0.05)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from rewired.model import collectives, residual_stream, sharding, tensor_parallel
+from rewired.model import collectives, modeling_rewired_llama, residual_stream, sharding, tensor_parallel
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
 from .test_lora import PROJECTIONS
-from .test_tensor_parallel import HIDDEN, some_wirings
+from .test_tensor_parallel import HIDDEN, HeldBack, some_wirings
 from .tiny import WIRINGS, tokens
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -117,17 +118,25 @@ def hidden_state_gradients(folder: Path, ranks: int) -> dict[str, Any]:
 
 @some_wirings
 def test_backward_hides_the_reductions_that_forward_hides(name: str, tmp_path: Path) -> None:
-    """And recomputing for gradient checkpointing repeats none that nobody reads."""
+    """And behind weights' gradients others. Recomputing for gradient checkpointing repeats none that nobody reads."""
     folder = saved(WIRINGS[name], tmp_path)
     for plain, recomputing in run_on_ranks(backward_traffic, 2, folder):
         (forward, _), (backward, hidden), (_, hidden_while_recomputing) = plain[0], plain[1], recomputing[1]
-        assert hidden == hidden_while_recomputing == HIDDEN.get(name, 0)
+        assert hidden == hidden_while_recomputing == HIDDEN.get(name, 0) + behind_weight_gradients(folder)
         # as many as forward, with one more a layer for norm weights and biases; the head's takes the embedding's place,
         # and one is for the embedding
         assert backward == forward + 6 + 1
         # a layer whose MLP waits for its attention reduces the attention's output again
         waiting = sum(mlp.wait and attn.launches for attn, mlp in load(folder).config.resolved_wiring.layers)
         assert recomputing[1][0] == backward + waiting
+
+
+def behind_weight_gradients(folder: Path) -> int:
+    """All-reduces on two ranks that a module has waited for, and whose gradients hide behind those of its weights."""
+    config = load(folder).config
+    held = config.tp_shards // 2 if config.depends_on_shards else 1
+    pairs = pairwise(config.resolved_wiring.modules)
+    return sum(before.launches and module.wait and not (module.reads_shards and held > 1) for before, module in pairs)
 
 
 def backward_traffic(folder: Path) -> list[list[tuple[int, int]]]:
@@ -143,6 +152,44 @@ def backward_traffic(folder: Path) -> list[list[tuple[int, int]]]:
             loss.backward()
         traffic.append([(len(events.payloads), events.hidden()) for events in (forward, backward)])
     return traffic
+
+
+def test_a_weight_s_gradient_is_computed_while_the_all_reduce_of_its_input_s_is_held_back(tmp_path: Path) -> None:
+    """Where the module before waits for that at once, as all do in `standard`."""
+    folder = saved(WIRINGS["standard"], tmp_path)
+    _, was_told = run_on_ranks(with_all_reduces_of_backward_held_back, 2, folder)
+    assert was_told == [True] * 4
+
+
+def with_all_reduces_of_backward_held_back(folder: Path) -> list[bool | None]:
+    model, found = load(folder, 2), []
+    for index in (2, 3, 5, 6):  # of two layers: before each, what the layer's norms and biases get is summed
+        loss = model(tokens(), labels=tokens()).loss
+        held = HeldBack(index, products=1)
+        with held:
+            loss.backward()
+        found.append(held.was_told)
+    return found
+
+
+def test_late_gradients_are_autograd_s_own_with_autocast_too(tmp_path: Path) -> None:
+    for plain, late in run_on_ranks(without_and_with_late_gradients, 2, saved(WIRINGS["standard"], tmp_path)):
+        assert_same(late, plain, 1e-7)
+
+
+def without_and_with_late_gradients(folder: Path) -> list[dict[str, Any]]:
+    found, own = [], modeling_rewired_llama.late_linears
+    for late_linears in (lambda *_: {}, own):
+        modeling_rewired_llama.late_linears = late_linears
+        model, sums = load(folder, 2).train(), {}
+        for is_cast in (False, True):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+                loss = model(tokens(), labels=tokens()).loss
+            loss.backward()
+            sums |= {f"{name}, {is_cast}": gradient for name, gradient in gradients(model).items()}
+        found.append(sums)
+    return found
 
 
 def test_sums_are_in_float32_though_activations_are_in_bfloat16(tmp_path: Path) -> None:
@@ -202,6 +249,7 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
 
     own_column_parallel = sharding.column_parallel
     sharding.column_parallel = column_parallel
+    modeling_rewired_llama.late_linears = lambda *_: {}
     tensor_parallel.sum_gradients = residual_stream.sum_gradients = lambda group, *tensors: tensors
     residual_stream.split_gradient = lambda tensor, ranks: tensor
     residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped: (

@@ -226,15 +226,16 @@ class _SplitGradient(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
-class _RunsIfRead(AsyncCollectiveTensor):
-    """A reduction that starts when it is waited for: recomputation stops early, and throws most of the last away.
+class WhenRead(AsyncCollectiveTensor):
+    """A tensor like another that is computed when it is read.
 
-    One that was started and never waited for would be kept, with its tensor, until the process ends.
+    For reductions: recomputation stops early, and throws most of the last away. One that was started and never waited
+    for would be kept, with its tensor, until the process ends.
     """
 
     run: Callable[[], torch.Tensor]
 
-    def __new__(cls, like: torch.Tensor, run: Callable[[], torch.Tensor]) -> _RunsIfRead:
+    def __new__(cls, like: torch.Tensor, run: Callable[[], torch.Tensor]) -> WhenRead:
         deferred = super().__new__(cls, like)
         deferred.run = run
         return deferred
@@ -247,14 +248,14 @@ class _RunsIfRead(AsyncCollectiveTensor):
 
 
 def _start_or_defer(output: torch.Tensor, group: str) -> torch.Tensor:
-    return _RunsIfRead(output, lambda: finish(start(output, group))) if _recomputes() else start(output, group)
+    return WhenRead(output, lambda: finish(start(output, group))) if _recomputes() else start(output, group)
 
 
 def _start_quantised_or_defer(parts: torch.Tensor, sections: Sections, group: str) -> Reduction:
     if not _recomputes():
         return start_quantised(parts, sections, group)
     reduction = RankReduction(parts, sections, group)
-    return reduction.outcome._replace(total=_RunsIfRead(reduction.total, reduction.run))
+    return reduction.outcome._replace(total=WhenRead(reduction.total, reduction.run))
 
 
 def _quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:

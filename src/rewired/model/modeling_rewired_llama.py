@@ -28,6 +28,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rewired_llama import RewiredLlamaConfig
+from .late_gradients import NONE_LATE, LateLinears, late_linears
 from .residual_stream import PeekGain, ResidualStream
 from .sharding import OnShards, Shards, pack_shards
 from .tensor_parallel import RewiredLayerParallel
@@ -64,12 +65,14 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         shards = self.shards
         stream = ResidualStream.open(hidden_states, shards)
 
+        late = late_linears(self.self_attn, self.attn_wiring, shards)
         view, stream = stream.read(self.attn_wiring, self.input_gain, shards)  # [B, T, H] or [r, B, T, H]
-        output, _ = self.self_attn(hidden_states=self.input_layernorm(view), **kwargs)
+        output, _ = self.self_attn(hidden_states=self.input_layernorm(view), late=late, **kwargs)
         stream = stream.write(output, self.attn_wiring, shards)
 
+        late = late_linears(self.mlp, self.mlp_wiring, shards)
         view, stream = stream.read(self.mlp_wiring, self.post_attention_gain, shards)
-        output = self.mlp(self.post_attention_layernorm(view))
+        output = self.mlp(self.post_attention_layernorm(view), late)
         stream = stream.write(output, self.mlp_wiring, shards)
 
         return stream.total(shards) if self.is_last else stream
@@ -85,10 +88,10 @@ class RewiredLlamaAttention(LlamaAttention):
         self.wiring = wiring
 
     def forward(  # type: ignore[override]
-        self, hidden_states: torch.Tensor, **kwargs: Any
+        self, hidden_states: torch.Tensor, late: LateLinears = NONE_LATE, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
-        module, hidden_states = _on_shards(self, hidden_states)
+        module, hidden_states = _on_shards(self, hidden_states, late)
         return LlamaAttention.forward(module, hidden_states, **kwargs)
 
 
@@ -101,21 +104,21 @@ class RewiredLlamaMLP(LlamaMLP):
         super().__init__(config)
         self.wiring = wiring
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, late: LateLinears = NONE_LATE) -> torch.Tensor:
         """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
-        module, hidden_states = _on_shards(self, hidden_states)
+        module, hidden_states = _on_shards(self, hidden_states, late)
         return LlamaMLP.forward(module, hidden_states)
 
 
 def _on_shards(
-    module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor
+    module: RewiredLlamaAttention | RewiredLlamaMLP, hidden_states: torch.Tensor, late: LateLinears
 ) -> tuple[Any, torch.Tensor]:
     """The module and its input as stock code should see them: untouched where no shard axis is involved."""
     wiring, shards = module.wiring, module.shards
     if shards.group is None and not (wiring.reads_shards or wiring.gives_partials):
         return module, hidden_states
     packed = pack_shards(hidden_states) if wiring.reads_shards else hidden_states
-    return OnShards(module, shards, wiring.reads_shards, wiring.gives_partials), packed
+    return OnShards(module, shards, wiring.reads_shards, wiring.gives_partials, late), packed
 
 
 def _peek_gain(config: RewiredLlamaConfig, wiring: ModuleWiring) -> PeekGain | None:

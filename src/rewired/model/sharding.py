@@ -8,9 +8,10 @@ same code on those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,13 +51,23 @@ class OnShards:
     [r, B, T, H] (`gives_partials`), for the r shards that this process holds.
     """
 
-    def __init__(self, module: nn.Module, shards: Shards, reads_shards: bool, gives_partials: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        shards: Shards,
+        reads_shards: bool,
+        gives_partials: bool,
+        projections: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({}),
+    ) -> None:
         self.module = module
+        self.projections = projections  # that stand in for the module's own
         self.shards = shards
         self.reads_shards = reads_shards
         self.gives_partials = gives_partials
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.projections:
+            return self.projections[name]
         attribute = getattr(self.module, name)
         is_split = self.shards.group is not None
         if name in COLUMN_PARALLEL and (is_split or self.reads_shards):
@@ -75,7 +86,7 @@ def pack_shards(views: torch.Tensor) -> torch.Tensor:
 
 def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
     """Every held shard's view times its own rows: [B, T, r * H] -> [B, T, out], `out` that of the held shards."""
-    if not _is_plain_linear(projection):
+    if not is_plain_linear(projection):
         output = column_parallel(projection.base_layer, shards, packed)
         for lora_a, lora_b, dropout, scaling in _adapters(projection):
             views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
@@ -92,7 +103,7 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
 
 def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
     """Every held shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as its part on each shard."""
-    if not _is_plain_linear(projection):
+    if not is_plain_linear(projection):
         partials = row_parallel(projection.base_layer, shards, hidden_states)
         for lora_a, lora_b, dropout, scaling in _adapters(projection):
             low_rank = row_parallel(lora_a, shards, dropout(hidden_states.to(lora_a.weight.dtype)))
@@ -117,7 +128,7 @@ def _part(bias: torch.Tensor | None, shards: Shards) -> torch.Tensor | None:
     return None if bias is None else on_this_rank(bias) / shards.total
 
 
-def _is_plain_linear(projection: Any) -> bool:
+def is_plain_linear(projection: Any) -> bool:
     return type(projection) is nn.Linear
 
 
