@@ -21,7 +21,7 @@ from rewired.adapt.recipe.comm import PRESETS
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
 from rewired.ranks import run_on_ranks
-from tests.adapt.world import logged, weights, write_recipe
+from tests.adapt.world import distillation, logged, weights, write_recipe
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
@@ -98,10 +98,10 @@ def test_a_loss_that_diverges_ends_it_with_the_last_good_checkpoint(
     preset: str, dense: Path, rows: Path, tmp_path: Path
 ) -> None:
     """As without comm (tests/adapt/trainer/test_diverged.py): no rounding makes numbers of what is none."""
-    keys = {"model": str(dense), "wiring": [{"layers": "2-4", "preset": "ladder"}], "refit": "none"}
-    keys |= {"datasets": [str(rows)], "fsdp_size": RANKS, "comm": asdict(replace(PRESETS[preset], ranks_per_node=2))}
+    keys = distillation(dense, rows, tmp_path / "out")
+    keys |= {"fsdp_size": RANKS, "comm": asdict(replace(PRESETS[preset], ranks_per_node=2))}
     keys |= {"max_steps": 9, "save_steps": 1, "optim": "sgd", "learning_rate": 1e38, "warmup_steps": 2}
-    recipe = write_recipe(tmp_path / "r.yaml", **keys, output_dir=str(tmp_path / "out"))
+    recipe = write_recipe(tmp_path / "r.yaml", **keys)
     with pytest.raises(ValueError, match=r"At step 3 the loss is nan.*good checkpoint is .*checkpoint-1\. "):
         run_on_ranks(diverge, RANKS, recipe)
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
