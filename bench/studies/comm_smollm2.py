@@ -1,0 +1,196 @@
+"""What `comm` costs in quality: SmolLM2-135M distilled by four ranks of two nodes, in every way of communication.
+
+    .venv/bin/python bench/studies/comm_smollm2.py             # all that results/comm-smollm2 lacks; hours, resumable
+    .venv/bin/python bench/studies/comm_smollm2.py --rounds 1 plain zero++     # only these, for 100 steps
+
+All weights are trained, by `torchrun -m rewired.adapt`, on the same rows in the same order, from the same start. The KL
+of each model to the original is measured on the same held-out windows, one by one, so that differences have a paired
+standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from quality import KINDS, MODEL, compare, held_out
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from rewired.adapt.recipe.comm import PRESETS, Comm
+from rewired.convert import Request, convert
+from rewired.text import MIX
+from rewired.text.documents import sources
+from rewired.text.windows import Cutter
+
+REPO = Path(__file__).resolve().parents[2]
+FOLDER = REPO / "results" / "comm-smollm2"
+RESULT = FOLDER / "measured.jsonl"
+MADE = REPO / "build" / "comm-smollm2"
+RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
+RANKS, RANKS_PER_NODE, STEPS, ROUNDS = 4, 2, 100, 3  # all ways take so many steps, are judged, and go on
+ROW = 64  # tokens; a rank has one row a step
+ROWS_OF_A_FILE = 512  # of each of the four files of the packaged mix, of the part that is not held out
+EVERY = 2  # of quality.py's held-out windows, one of so many judges
+START, PLAIN = "as converted", "plain"
+NON_BLOCKED = "zero++, one scale a matrix"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # memory that is given back after each layer is fetched again in pages: a quarter of a step
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736",
+}
+DIFFERENCES = "slow-link, weights as 4-bit differences"
+WAYS: dict[str, Comm | None] = {
+    PLAIN: None,
+    "slow-link": PRESETS["slow-link"],
+    "zero++": PRESETS["zero++"],
+    NON_BLOCKED: PRESETS["zero++"],
+    DIFFERENCES: replace(PRESETS["slow-link"], weights="int4-difference"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", nargs="*", default=list(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    prepare()
+    for steps in range(STEPS, args.rounds * STEPS + 1, STEPS):
+        for way in args.ways:
+            if (way, steps) not in measured():
+                train(way, steps)
+        judge(START, 0, MADE / PLAIN / "start")
+        for way in args.ways:
+            judge(way, steps, folder(way) / "final")
+    report()
+
+
+def prepare() -> None:
+    """The original in float32, so that no rounding of what is saved hides a difference, and the rows to train on."""
+    if not (MADE / "original").exists():
+        convert(MODEL, MADE / "original", Request([{"layers": "0-", "preset": "standard"}], dtype="float32"))
+    if not (MADE / "rows.jsonl").exists():
+        tokenizer = AutoTokenizer.from_pretrained(MADE / "original")
+        windows = [w for documents in sources(MIX) for w in Cutter(tokenizer, ROW).in_order(documents, ROWS_OF_A_FILE)]
+        rows = [json.dumps({"text": tokenizer.decode(window)}) + "\n" for window in windows]
+        (MADE / "rows.jsonl").write_text("".join(rows))
+
+
+def folder(way: str) -> Path:
+    return MADE / way.replace(", ", "-").replace(" ", "-")
+
+
+def train(way: str, steps: int) -> None:
+    """Train so many steps in all: a training that was shorter, or was killed, goes on."""
+    keys = {
+        "model": str(MADE / "original"),
+        "refit": "none",
+        "datasets": [str(MADE / "rows.jsonl")],
+        "held_out": 1,  # for the log; `judge` measures on more
+        "eval_steps": STEPS,
+        "packing": False,
+        "max_length": ROW,
+        "per_device_train_batch_size": 1,
+        "train": "all",
+        "bf16": True,
+        "lr_scheduler_type": "constant_with_warmup",  # longer trainings begin as shorter ones do
+        "max_steps": steps,
+        "save_total_limit": 1,
+        "fsdp_size": RANKS,
+        "output_dir": str(folder(way)),
+    }
+    if comm := WAYS[way]:
+        keys["comm"] = asdict(replace(comm, ranks_per_node=RANKS_PER_NODE))
+    flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
+    what = [str(Path(__file__).with_name("non_blocked.py"))] if way == NON_BLOCKED else ["-m", "rewired.adapt"]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
+    command = [*torchrun, *what, str(RECIPE), "--resume", *flags]
+    subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
+
+
+def judge(way: str, steps: int, model: Path) -> None:
+    """Add the model's row to what is measured: its KL to the original on each window."""
+    if (way, steps) in measured():
+        return
+    kinds = held_out(MADE / "original")
+    windows = {f"{kind} {n}": texts[n : n + 1] for kind, texts in kinds.items() for n in range(0, len(texts), EVERY)}
+    found = {name: one.kl for name, one in compare(MADE / "original", model, windows).items()}
+    kls = {kind: [round(kl, 6) for name, kl in found.items() if name.startswith(kind)] for kind in kinds}
+    with RESULT.open("a") as file:
+        file.write(json.dumps({"way": way, "steps": steps, "kl": kls, "kd": logged(model)}) + "\n")
+    print(way, {kind: round(mean(each), 4) for kind, each in kls.items()}, flush=True)
+
+
+def logged(model: Path) -> dict[int, float]:
+    """The loss of each ten steps, by the last of them."""
+    history = model / "training.json"
+    entries = json.loads(history.read_text()) if history.exists() else []
+    return {entry["step"]: entry["kd"] for entry in entries if "kd" in entry}
+
+
+def measured() -> dict[tuple[str, int], dict[str, Any]]:
+    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+    return {(row["way"], row["steps"]): row for row in rows}
+
+
+def report() -> None:
+    """README.md, from all that is measured."""
+    rows, kinds = measured(), list(KINDS)
+    lines = [
+        f"| way | steps | KL {' | KL '.join([*kinds, 'all'])} | all, against {PLAIN} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (way, steps), row in sorted(rows.items(), key=lambda item: item[0][1]):
+        kls = [*row["kl"].values(), _joined(row)]
+        cells = [f"{mean(each):.4f}" for each in kls]
+        plain = rows.get((PLAIN, steps))
+        against = _against(_joined(row), _joined(plain)) if plain and way != PLAIN else ""
+        lines.append(f"| {way} | {steps} | {' | '.join(cells)} | {against} |")
+    (FOLDER / "README.md").write_text(_PAGE.format(table="\n".join(lines), windows=len(_joined(rows[START, 0]))))
+
+
+def _joined(row: dict[str, Any]) -> list[float]:
+    return [kl for kls in row["kl"].values() for kl in kls]
+
+
+def _against(kls: Sequence[float], plain: Sequence[float]) -> str:
+    """The mean of the differences and its standard error, window by window, in % of the plain KL."""
+    differences = [one - other for one, other in zip(kls, plain, strict=True)]
+    error = stdev(differences) / len(differences) ** 0.5
+    return f"{mean(differences) / mean(plain):+.2%} ± {error / mean(plain):.2%}"
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_PAGE = """# What `comm` costs in quality
+
+`python bench/studies/comm_smollm2.py` distills SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was
+refitted, by `adapt` on four gloo ranks of two nodes (`ranks_per_node: 2`). All weights are trained: AdamW, learning
+rate 1e-4, reached after 20 steps and kept, bfloat16 with weights in float32, on each rank a row of 64 tokens a step, of
+the packaged mix. All ways begin with the same weights and read the same rows in the same order.
+
+KL to the original is measured in float32 on {windows} held-out windows of 512 tokens (every second one of
+[results/quality](../quality/README.md#method)), in nats a token. ± is the paired standard error, over windows, of the
+difference from FSDP2 without `comm`. *One scale a matrix* is a control without blocks: `zero++`, where all numbers of a
+rank's part of a matrix share a scale, in weights and in gradients.
+
+{table}
+
+[differences.md](differences.md) has what weights as differences are off by.
+"""
+
+
+if __name__ == "__main__":
+    main()
