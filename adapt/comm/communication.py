@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..recipe.comm import Comm
+from ..recipe.comm import DIFFERENCES, Comm
+from .differences import DifferenceGather
 from .gradients import GradientScatter
 from .nodes import Nodes
 from .packing import Layout, Packing
@@ -24,9 +25,7 @@ class Communication:
         self.gradients = dict[str, GradientScatter]()
         for name, module, parameters in _layers(model):
             is_trained = any(parameter.requires_grad for parameter, _, _ in parameters)
-            packing = Packing(comm.weights, _layout(parameters)) if is_trained else None
-            keeps = comm.secondary_shard == "node" if is_trained else comm.gather_frozen == "once"
-            gather = WeightGather(nodes, packing, keeps)
+            gather = _gather(comm, nodes, _layout(parameters), is_trained)
             module.set_custom_all_gather(gather)
             if is_trained:
                 trained = [entry for entry in parameters if entry[0].requires_grad]
@@ -41,13 +40,35 @@ class Communication:
         for gather in self.trained.values():
             gather.forget()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """What error feedback remembers on this rank; a training is resumed with it."""
-        return {name: one.error for name, one in self.gradients.items() if one.error is not None}
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What error feedback and differences remember on this rank; a training is resumed with it."""
+        errors = {name: one.error for name, one in self.gradients.items()}
+        replicas = {name: one.state() for name, one in self._differences().items()}
+        return {"errors": _without_none(errors), "replicas": _without_none(replicas)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, error in state.items():
+    def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """All ranks have to call this."""
+        for name, error in state["errors"].items():
             self.gradients[name].error = error
+        for name, replica in state["replicas"].items():
+            self._differences()[name].resume(replica)
+
+    def _differences(self) -> dict[str, DifferenceGather]:
+        return {name: one for name, one in self.trained.items() if isinstance(one, DifferenceGather)}
+
+
+def _gather(comm: Comm, nodes: Nodes, layout: Layout, is_trained: bool) -> WeightGather:
+    if not is_trained:
+        return WeightGather(nodes, None, comm.gather_frozen == "once")
+    if comm.weights != DIFFERENCES:
+        return WeightGather(nodes, Packing(comm.weights, layout), comm.secondary_shard == "node")
+    if nodes.count == 1:  # what would come of differences between nodes
+        return WeightGather(nodes, Packing("bf16", layout), keeps=True)
+    return DifferenceGather(nodes, layout)
+
+
+def _without_none(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 _Entry = tuple[nn.Parameter, int, bool]  # a parameter, the numbers of its padded shard, whether it is a matrix

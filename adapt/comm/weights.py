@@ -39,7 +39,7 @@ class WeightGather(AllGather):
         """Complete on return: on a GPU on the stream that FSDP2 gathers on, which hides it behind compute."""
         shards = self.secondary
         if shards is None:
-            shards = self._between(self._packed(input_tensor))  # before the output is written, of which the input is
+            shards = self._between(input_tensor)  # before the output is written, of which the input is a part
             self.secondary = shards if self.keeps else None
         gathered = all_gather(shards, self.nodes.within).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
         output_tensor.copy_(self._unpacked(gathered, output_tensor.dtype).flatten())
@@ -48,8 +48,8 @@ class WeightGather(AllGather):
         """The weights have changed: the next gather crosses nodes."""
         self.secondary = None
 
-    def _between(self, packed: torch.Tensor) -> torch.Tensor:
-        return all_gather(packed, self.nodes.between)
+    def _between(self, shard: torch.Tensor) -> torch.Tensor:  # [nodes, bytes]
+        return all_gather(self._packed(shard), self.nodes.between)
 
     def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
         if self.packing is None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+DIFFERENCES = "int4-difference"
 _CHOICES = {
-    "weights": ("int8", "bf16"),
+    "weights": ("int8", "bf16", DIFFERENCES),
     "gradients": ("int4", "int8", "bf16"),
     "gradients_in_node": ("int4", "int8", "bf16"),
     "secondary_shard": ("node", "none"),
@@ -22,11 +23,11 @@ _SWITCHES = ("hadamard", "error_feedback")
 class Comm:
     """The keys of `comm`, each with its default.
 
-    `weights` and `gradients` are how these cross nodes, `gradients_in_node` how gradients travel inside one. With a
-    `secondary_shard`, the ranks of a node keep what crossed until the weights change. `hadamard` rotates gradients in
-    groups of 128 before they are quantised, and `error_feedback` adds to each what the earlier ones lost. Weights that
-    are not trained are never quantised; gathered `once`, they cross nodes a single time. `ranks_per_node` is the
-    launcher's number unless given.
+    `weights` and `gradients` are how these cross nodes, `gradients_in_node` how gradients travel inside one. Weights
+    may cross as differences to those of the step before. With a `secondary_shard`, the ranks of a node keep what
+    crossed until the weights change. `hadamard` rotates gradients in groups of 128 before they are quantised, and
+    `error_feedback` adds to each what the earlier ones lost. Weights that are not trained are never quantised;
+    gathered `once`, they cross nodes a single time. `ranks_per_node` is the launcher's number unless given.
     """
 
     weights: str = "int8"
@@ -72,6 +73,11 @@ class Comm:
         ranks = self.ranks_per_node
         if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
             raise ValueError(f"comm has ranks_per_node {ranks!r}: give a number above 0.")
+        if self.weights == DIFFERENCES and self.secondary_shard == "none":
+            raise ValueError(
+                "comm has differences of weights, and a node keeps nothing that they could differ from: "
+                "give secondary_shard node."
+            )
         if "bf16" == self.gradients == self.gradients_in_node and (self.hadamard or self.error_feedback):
             raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
 

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.recipe.comm import PRESETS
 from rewired.ranks import run_on_ranks
 
 from .slices import RANKS
 from .test_gradients import divided, gradients, norms, not_finite, repeated, resumed
-from .test_models import TRAINED, frozen, order, traffic, trained
-from .test_weights import weights
+from .test_models import TALKING, TRAINED, frozen, order, traffic, trained
+from .test_weights import differences, weights
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +31,8 @@ def on_ranks() -> dict[str, Any]:
         "resumed": resumed(nodes[2]),
         "norms": norms(nodes[2]),
         "weights": {size: weights(nodes[size]) for size in nodes},
-        "bytes": {name: traffic(nodes[2], PRESETS.get(name)) for name in ("plain", "zero++", "slow-link")},
+        "differences": {size: differences(nodes[size]) for size in (1, 2)},
+        "bytes": {name: traffic(nodes[2], comm) for name, comm in TALKING.items()},
         "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
         "plain": trained(nodes[2], None),
         "frozen": frozen(nodes[2]),

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 WIDTH = 256
 WEIGHTS = 2 * WIDTH * WIDTH
+DIFFERENCES = Comm("int4-difference")
+TALKING = {"plain": None, "differences": DIFFERENCES} | PRESETS
 
 
 def traffic(nodes: Nodes, comm: Comm | None) -> dict[str, tuple[int, int]]:
@@ -35,7 +37,9 @@ def traffic(nodes: Nodes, comm: Comm | None) -> dict[str, tuple[int, int]]:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     if comm is not None:
-        Communication(model, comm, nodes)
+        communication = Communication(model, comm, nodes)
+        model(torch.randn(3, WIDTH)).sum().backward()  # weights are sent whole before differences of them
+        communication.weights_changed()
     passes = {}
     with Traffic(nodes.ranks) as counted:
         loss = model(torch.randn(3, WIDTH)).square().mean()
@@ -52,6 +56,7 @@ def test_bytes_between_nodes_are_those_of_the_paper_s_table(found: list[dict[str
         m = 2 * WEIGHTS
         assert between["plain"] == [m, 2 * m]
         assert between["zero++"] == between["slow-link"] == [m // 2 * 130 // 128, m // 4 * 66 // 64]
+        assert between["differences"] == [m // 4 * 66 // 64] * 2
 
 
 def test_bytes_within_nodes(found: list[dict[str, Any]]) -> None:
@@ -61,6 +66,7 @@ def test_bytes_within_nodes(found: list[dict[str, Any]]) -> None:
         int8, int4 = WEIGHTS * 130 // 128, WEIGHTS // 2 * 66 // 64
         assert within["zero++"] == [int8, int8 + int4]
         assert within["slow-link"] == [int8, int8 + int8]
+        assert within["differences"] == [2 * WEIGHTS, 2 * WEIGHTS + int8]
 
 
 TRAINED = {
@@ -68,6 +74,7 @@ TRAINED = {
     "no secondary shard": Comm("bf16", "bf16", "bf16", secondary_shard="none", hadamard=False),
     "slow-link": PRESETS["slow-link"],
     "zero++": PRESETS["zero++"],
+    "differences": DIFFERENCES,
 }
 
 
@@ -106,7 +113,9 @@ def test_a_secondary_shard_is_never_older_than_the_weights(found: list[dict[str,
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("name", "tolerance"), [("bf16", 0.002), ("slow-link", 0.02), ("zero++", 0.04)])
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("bf16", 0.002), ("slow-link", 0.02), ("zero++", 0.04), ("differences", 0.02)]
+)
 def test_a_model_of_any_size_learns_what_it_does_without(
     name: str, tolerance: float, size: int, found: list[dict[str, Any]]
 ) -> None:

@@ -26,14 +26,16 @@ from tests.adapt.world import distillation, logged, weights, write_recipe
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 RANKS, STEPS = 4, 6
+COMM = {"error_feedback": True, "ranks_per_node": 2}
+DIFFERENCES = COMM | {"weights": "int4-difference"}
 WAYS: dict[str, dict[str, Any]] = {
     # in parts of a step, with activations computed twice and gradients clipped
     "all": {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+    "differences": {"comm": DIFFERENCES, "eval_steps": STEPS // 2},  # measured, and so gathered, before it is saved
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
     "aligned": {"align": True, "kd_weight": 0.0},
     "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
 }
-COMM = {"error_feedback": True, "ranks_per_node": 2}
 
 
 @pytest.fixture(scope="module", params=list(WAYS))
@@ -54,12 +56,12 @@ def outs(
         "save_steps": STEPS // 2,
         "per_device_train_batch_size": 1,
         "fsdp_size": RANKS,
+        "comm": COMM,
     } | WAYS[request.param]
     outs = {name: folder / name for name in ("plain", "whole", "cut")}
-    recipes = {
-        name: write_recipe(folder / f"{name}.yaml", **keys, output_dir=str(out), comm=None if name == "plain" else COMM)
-        for name, out in outs.items()
-    }
+    changes: dict[str, dict[str, Any]] = {name: {"output_dir": str(out)} for name, out in outs.items()}
+    changes["plain"]["comm"] = None
+    recipes = {name: write_recipe(folder / f"{name}.yaml", **keys | changes[name]) for name in outs}
     run_on_ranks(train, RANKS, recipes, outs)
     return outs
 

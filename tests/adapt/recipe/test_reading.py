@@ -225,6 +225,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"comm": "zero"}, "comm is 'zero': give slow-link, zero\\+\\+, or a mapping of weights, gradients"),
         ({"comm": {"wieghts": "int8"}}, "comm has the unknown key 'wieghts': did you mean 'weights'"),
         ({"comm": {"weights": "int4"}}, "comm has weights 'int4': choose int8, bf16"),
+        ({"comm": {"weights": "int4-difference", "secondary_shard": "none"}}, "a node keeps nothing that they could"),
         ({"comm": {"hadamard": "yes"}}, "comm has hadamard 'yes': give true or false"),
         ({"comm": {"ranks_per_node": 0}}, "comm has ranks_per_node 0: give a number above 0"),
         ({"comm": {"gradients": "bf16", "gradients_in_node": "bf16"}}, "gradients that are not quantised: turn it off"),
