@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from .nodes import Nodes, all_gather
+from rewired.model.exchange import all_gather, wait
+
+from .nodes import Nodes
 from .packing import Layout, Packing, Parts
 from .weights import WeightGather
 
@@ -32,7 +34,7 @@ class DifferenceGather(WeightGather):
 
     def resume(self, state: torch.Tensor) -> None:
         """All ranks have to call this, each with its own."""
-        self.replica = all_gather(state, self.nodes.between)
+        self.replica = wait(all_gather(state, self.nodes.between))
 
     def _between(self, shard: torch.Tensor) -> torch.Tensor:
         if self.replica is None:
@@ -40,6 +42,6 @@ class DifferenceGather(WeightGather):
         weights, held = self.whole.layout.split(shard), self.whole.unpack(self.replica).blocks
         own = held[self.nodes.between.rank()]
         sent = self.difference.pack(weights._replace(blocks=weights.blocks - own))
-        blocks, others = self.difference.unpack(all_gather(sent, self.nodes.between))
+        blocks, others = self.difference.unpack(wait(all_gather(sent, self.nodes.between)))
         self.replica = self.whole.pack(Parts(held + blocks, others))
         return self.replica

@@ -17,10 +17,11 @@ import torch
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from rewired.model.exchange import all_to_all, wait
 from rewired.model.quantisation import pack, unpack
 
 from ..recipe.comm import Comm
-from .nodes import Nodes, all_to_all
+from .nodes import Nodes
 from .packing import Layout, Packing, Parts, add_up, join_parts, pack_parts, split_slices
 
 _ERROR_BITS = 8
@@ -64,7 +65,7 @@ class GradientScatter(ReduceScatter):
         packed = pack_parts(*parts, packing=packing)
         if with_feedback:
             self._remember(parts.blocks - packing.unpack(packed).blocks)
-        return add_up(all_to_all(packed, group), packing=packing)
+        return add_up(wait(all_to_all(packed, group)), packing=packing)
 
     def _remember(self, lost: torch.Tensor) -> None:
         """LoCo's moving average of what quantisation loses, kept in 8 bits (arXiv 2407.04480)."""

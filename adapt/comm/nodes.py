@@ -1,4 +1,4 @@
-"""The ranks of a training as nodes of equally many, and the collectives inside a node and between nodes.
+"""The ranks of a training as nodes of equally many.
 
 Rank k is rank k % n of node k // n, as launchers number them. Ranks of the same number in their nodes form a group
 `between` nodes: a rank talks to no other rank of another node.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import distributed
 from torch.distributed import ProcessGroup, init_device_mesh
 
@@ -28,17 +27,3 @@ class Nodes:
         count = distributed.get_world_size() // size
         mesh = init_device_mesh(device_type, (count, size), mesh_dim_names=("between", "within"))
         return cls(count, size, mesh.get_group("between"), mesh.get_group("within"))
-
-
-def all_gather(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """The tensors of a group's ranks, in their order: [...] -> [w, ...]."""
-    gathered = packed.new_empty(group.size(), *packed.shape)
-    distributed.all_gather_single(gathered.flatten(), packed.flatten(), group=group)
-    return gathered
-
-
-def all_to_all(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Row k of every rank's tensor to rank k, which receives them in the ranks' order: [w, ...] -> [w, ...]."""
-    received = torch.empty_like(packed, memory_format=torch.contiguous_format)
-    distributed.all_to_all_single(received, packed.contiguous(), group=group)
-    return received

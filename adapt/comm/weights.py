@@ -18,7 +18,9 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from .nodes import Nodes, all_gather
+from rewired.model.exchange import all_gather, wait
+
+from .nodes import Nodes
 from .packing import Packing, pack_shard, unpack_shards
 
 
@@ -41,7 +43,7 @@ class WeightGather(AllGather):
         if shards is None:
             shards = self._between(input_tensor)  # before the output is written, of which the input is a part
             self.secondary = shards if self.keeps else None
-        gathered = all_gather(shards, self.nodes.within).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
+        gathered = wait(all_gather(shards, self.nodes.within)).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
         output_tensor.copy_(self._unpacked(gathered, output_tensor.dtype).flatten())
 
     def forget(self) -> None:
@@ -49,7 +51,7 @@ class WeightGather(AllGather):
         self.secondary = None
 
     def _between(self, shard: torch.Tensor) -> torch.Tensor:  # [nodes, bytes]
-        return all_gather(self._packed(shard), self.nodes.between)
+        return wait(all_gather(self._packed(shard), self.nodes.between))
 
     def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
         if self.packing is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,10 +25,10 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
-        if func.namespace == "c10d" and name in WHOLE:
-            group = distributed.ProcessGroup.unbox(args[2])
+        if func.namespace == "c10d" and (name in WHOLE or name == "send"):
+            group = distributed.ProcessGroup.unbox(args[1 if name == "send" else 2])
             nodes = [rank // self.ranks_per_node for rank in distributed.get_process_group_ranks(group)]
-            data = args[WHOLE[name]].nbytes
+            data = args[WHOLE[name]].nbytes if name in WHOLE else _whole(args[0], len(nodes))
             if len(set(nodes)) == 1:
                 self.within += data * (len(nodes) > 1)
             elif len(set(nodes)) == len(nodes):
@@ -40,3 +41,8 @@ class Traffic(TorchDispatchMode):
         """What was counted since the last call."""
         counted, self.between, self.within = (self.between, self.within), 0, 0
         return counted
+
+
+def _whole(sent: list[torch.Tensor], ranks: int) -> int:
+    """Of which a rank sends a part to each of the others."""
+    return sent[0].nbytes * ranks // (ranks - 1)
