@@ -48,6 +48,7 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "int4": {"preset": "standard", "payload": "int4"},
     "desync-2x int4": {"preset": "desync", "every": 2, "payload": "int4"},
     "desync-2x int4/int8": {"preset": "desync", "every": 2, "payload": "int4/int8"},
+    "desync-2x int8": {"preset": "desync", "every": 2, "payload": "int8"},
     "ladder + peek int8": {"preset": "ladder", "peek": True, "payload": "int8"},
     "ladder int4/int8": {"preset": "ladder", "payload": "int4/int8"},
     "ladder int4": {"preset": "ladder", "payload": "int4"},
@@ -67,7 +68,7 @@ class Case:
     layers: str
     basis: str
     tokens: int = 0
-    beside: str = ""  # another wiring and its layers
+    beside: str = ""  # other wirings and their layers
 
     @property
     def name(self) -> str:
@@ -95,7 +96,10 @@ CASES = [
         for tokens in (0, 32_768, 65_536)
         for wiring in ("desync-2x int4", "desync-2x int4/int8")
     ),
-    *(Case("desync-2x int4", "2-30", "hadamard", tokens, "int4 0-2") for tokens in (32_768, 65_536)),
+    *(
+        Case("desync-2x int4", layers, "hadamard", 32_768, beside)
+        for layers, beside in (("0-29", "desync-2x int8 29-30"), ("2-29", "int4 0-2, desync-2x int8 29-30"))
+    ),
     *(
         Case(wiring, "0-30", "hadamard", 32_768)
         for wiring in ("ladder int4/int8", "ladder int4", "ladder + peek int8", "int4")
