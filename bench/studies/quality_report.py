@@ -14,6 +14,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from quality import FILES, KINDS, WINDOWS, is_current
 
 from rewired.refit.run import ALGORITHM_VERSION
@@ -22,16 +24,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
 
 
 def main() -> None:
-    measured, selected = (_read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
+    measured, selected = (read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
     selected = [row for row in selected if row[-1] == ALGORITHM_VERSION]
     write("measured", "Converted and refitted", table([row for row in measured if is_current(row)]))
     for path in FOLDER.glob("measured-*.jsonl"):
-        write(path.stem, "Another model, converted and refitted", table(_read(path)))
+        write(path.stem, "Another model, converted and refitted", table(read(path)))
     for path in FOLDER.glob("whole*.jsonl"):
-        write(path.stem, "On all held-out text of the packaged mix", whole_table(_read(path)))
+        write(path.stem, "On all held-out text of the packaged mix", whole_table(read(path)))
     write("selected", "Chosen layers against the last ones", selected_table(selected))
     for path in FOLDER.glob("variants*.jsonl"):
-        write(path.stem, "Variants of the refit of a ladder", variants_table(_read(path)))
+        write(path.stem, "Variants of the refit of a ladder", variants_table(read(path)))
     rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
     refitted = {row["wiring"] for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if row["wiring"] in refitted], selected, FOLDER / "frontier.png")
@@ -52,7 +54,7 @@ def _last(row: list[Any]) -> dict[str, Any]:
     return {"wiring": wiring, "layers": entry["layers"], "fit": "refit 32k", "exposed": row[3], "on": row[5]}
 
 
-def _read(path: Path) -> list[Any]:
+def read(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -139,9 +141,9 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
 
     A refit's point is that of 64 k tokens where it was measured, else that of 32 k.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
-    colours = {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
-    for kind, axis in zip(("prose", "chat"), axes, strict=True):
+    figure, axes = panels("exposed all-reduces a token (original: 60)")
+    colours = wiring_colours(rows)
+    for kind, axis in axes.items():
         for wiring, colour in colours.items():
             of_wiring = [row for row in rows if row["wiring"] == wiring]
             before, after = _line(of_wiring, kind, ("converted",)), _line(of_wiring, kind, ("refit 64k", "refit 32k"))
@@ -152,16 +154,31 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
             points = sorted((row[3], row[5][kind]["kl"]) for row in chosen)
             exposed, kls = [x for x, _ in points], [y for _, y in points]
             axis.plot(exposed, kls, "D--", color=colour, markersize=5, linewidth=1)
-        axis.set(yscale="log", title=kind, xlabel="exposed all-reduces a token (original: 60)")
-    axes[0].set_ylabel("KL(original || rewired), nats per token")
     for label, style, colour in (
         ("as converted", "o:", "grey"),
         ("refitted", "o-", "grey"),
         ("refitted, layers chosen", "D--", "grey"),
     ):
         face = "white" if label == "as converted" else colour
-        axes[0].plot([], [], style, color=colour, markerfacecolor=face, markersize=5, label=label)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
+        axes["prose"].plot([], [], style, color=colour, markerfacecolor=face, markersize=5, label=label)
+    save(figure, path)
+
+
+def wiring_colours(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    return {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
+
+
+def panels(xlabel: str) -> tuple[Figure, dict[str, Axes]]:
+    """KL upwards, a panel each for prose and chat."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
+    axes[0].set_ylabel("KL(original || rewired), nats per token")
+    for kind, axis in zip(("prose", "chat"), axes, strict=True):
+        axis.set(yscale="log", title=kind, xlabel=xlabel)
+    return figure, dict(zip(("prose", "chat"), axes, strict=True))
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 0.84, 1))
     figure.savefig(path, dpi=120, metadata={"Software": ""})
 
