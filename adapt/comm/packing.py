@@ -126,7 +126,7 @@ def join_parts(
     blocks: torch.Tensor, others: torch.Tensor, *, layout: Layout, rotated: bool, factor: float
 ) -> torch.Tensor:
     """A slice's parts as its numbers, [numbers], times a factor."""
-    return layout.join(Parts(rotate(blocks) if rotated else blocks, others)) * factor
+    return layout.join(Parts(rotate(blocks) if rotated else blocks, others)).mul_(factor)
 
 
 def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 A group x becomes whole numbers q from -m to m, m = 2^(bits - 1) - 1, and a scale s, max |x| / m in bfloat16:
 q = round(x / s), and x is about s q. Packed, a group is a row of bytes: its numbers, then its scale. What rounding
 leaves, x - s q, is kept: it goes along with the next reduction.
+
+Large intermediates are made once and changed in place: on a CPU a new one costs its pages, many times the arithmetic.
 """
 
 from __future__ import annotations
@@ -112,16 +114,16 @@ def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """What `pack` packed, as numbers of `dtype`: [..., n * bits / 8 + 2] -> [..., n]."""
     numbers, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
     if bits == 8:
-        whole = numbers.contiguous().view(torch.int8).to(dtype)
+        whole = numbers.view(torch.int8).to(dtype)
     else:
-        whole = torch.cat([numbers & 15, numbers >> 4], dim=-1).to(dtype) - 8
-    return whole * scales.contiguous().view(torch.bfloat16).to(dtype)
+        whole = torch.cat([numbers & 15, numbers >> 4], dim=-1).to(dtype).sub_(8)
+    return whole.mul_(scales.contiguous().view(torch.bfloat16).to(dtype))
 
 
 def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As `pack` does, and what rounding leaves, [..., n]."""
     numbers, scales = _quantise(groups, bits)
-    return _packed(numbers, scales, bits), groups - numbers * scales.to(groups.dtype)
+    return _packed(numbers, scales, bits), groups - numbers.mul_(scales.to(groups.dtype))
 
 
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,14 +132,14 @@ def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
     # GPUs divide by a constant by multiplying with its reciprocal; in float64 that, too, is the quotient in float32
     scales = (groups.abs().amax(-1, keepdim=True).double() / most).to(groups.dtype).to(torch.bfloat16)
     divisors = torch.where(scales == 0, 1.0, scales.to(groups.dtype))
-    return (groups / divisors).round().clamp(-most, most), scales
+    return (groups / divisors).round_().clamp_(-most, most), scales
 
 
 def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         rows = numbers.to(torch.int8).view(torch.uint8)
     else:
-        first, second = (numbers + 8).to(torch.uint8).chunk(2, dim=-1)  # 1 to 15
+        first, second = numbers.to(torch.int8).add_(8).view(torch.uint8).chunk(2, dim=-1)  # 1 to 15
         rows = first | second << 4
     return torch.cat([rows, scales.view(torch.uint8)], dim=-1)
 
@@ -155,4 +157,4 @@ def _in_channels(groups: torch.Tensor, channels: int) -> torch.Tensor:
 def _rounded(groups: torch.Tensor, bits: int) -> torch.Tensor:
     """`groups` packed and unpacked."""
     numbers, scales = _quantise(groups, bits)
-    return numbers * scales.to(groups.dtype)
+    return numbers.mul_(scales.to(groups.dtype))
