@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -116,7 +116,10 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
 
 
 def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
-    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
+    return compare_model(original, AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval(), texts)
+
+
+def compare_model(original: Path, model: PreTrainedModel, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
     return {
         name: divergence(_original(original), lambda ids: model(ids).logits, windows) for name, windows in texts.items()
     }
