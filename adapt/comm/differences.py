@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from rewired.model.exchange import all_gather, wait
-
+from .exchange import all_gather, wait
 from .nodes import Nodes
 from .packing import Layout, Packing, Parts
 from .weights import WeightGather

@@ -18,8 +18,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from rewired.model.exchange import all_gather, wait
-
+from .exchange import all_gather, wait
 from .nodes import Nodes
 from .packing import Packing, pack_shard, unpack_shards
 
