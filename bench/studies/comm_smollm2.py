@@ -33,7 +33,7 @@ from rewired.text.windows import Cutter
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "results" / "comm-smollm2"
-RESULT = FOLDER / "measured.jsonl"
+RESULT, LOSSES = FOLDER / "measured.jsonl", FOLDER / "losses.jsonl"
 MADE = REPO / "build" / "comm-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 RANKS, RANKS_PER_NODE, STEPS, ROUNDS = 4, 2, 100, 3  # all ways take so many steps, are judged, and go on
@@ -116,6 +116,9 @@ def train(way: str, steps: int) -> None:
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*torchrun, *what, str(RECIPE), "--resume", *flags]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
+    history = json.loads((folder(way) / "final" / "training.json").read_text())
+    losses = {entry["step"]: entry["kd"] for entry in history if "kd" in entry}
+    _append(LOSSES, {"way": way, "steps": steps, "kd": losses})
 
 
 def judge(way: str, steps: int, model: Path) -> None:
@@ -126,37 +129,49 @@ def judge(way: str, steps: int, model: Path) -> None:
     windows = {f"{kind} {n}": texts[n : n + 1] for kind, texts in kinds.items() for n in range(0, len(texts), EVERY)}
     found = {name: one.kl for name, one in compare(MADE / "original", model, windows).items()}
     kls = {kind: [round(kl, 6) for name, kl in found.items() if name.startswith(kind)] for kind in kinds}
-    with RESULT.open("a") as file:
-        file.write(json.dumps({"way": way, "steps": steps, "kl": kls, "kd": logged(model)}) + "\n")
+    _append(RESULT, {"way": way, "steps": steps, "kl": kls})
     print(way, {kind: round(mean(each), 4) for kind, each in kls.items()}, flush=True)
 
 
-def logged(model: Path) -> dict[int, float]:
-    """The loss of each ten steps, by the last of them."""
-    history = model / "training.json"
-    entries = json.loads(history.read_text()) if history.exists() else []
-    return {entry["step"]: entry["kd"] for entry in entries if "kd" in entry}
-
-
-def measured() -> dict[tuple[str, int], dict[str, Any]]:
-    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+def measured(path: Path = RESULT) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {(row["way"], row["steps"]): row for row in rows}
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def report() -> None:
     """README.md, from all that is measured."""
-    rows, kinds = measured(), list(KINDS)
-    lines = [
-        f"| way | steps | KL {' | KL '.join([*kinds, 'all'])} | all, against {PLAIN} |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    text = _PAGE.format(row=ROW, kl=_kl_table(), losses=_losses_table())
+    (FOLDER / "README.md").write_text(text)
+
+
+def _kl_table() -> str:
+    rows = measured()
+    if not rows:
+        return "Not measured yet."
+    lines = [f"| way | steps | KL {' | KL '.join([*KINDS, 'all'])} | all, against {PLAIN} |", f"|{'---|' * 7}"]
     for (way, steps), row in sorted(rows.items(), key=lambda item: item[0][1]):
-        kls = [*row["kl"].values(), _joined(row)]
-        cells = [f"{mean(each):.4f}" for each in kls]
+        cells = [f"{mean(each):.4f}" for each in (*row["kl"].values(), _joined(row))]
         plain = rows.get((PLAIN, steps))
         against = _against(_joined(row), _joined(plain)) if plain and way != PLAIN else ""
         lines.append(f"| {way} | {steps} | {' | '.join(cells)} | {against} |")
-    (FOLDER / "README.md").write_text(_PAGE.format(table="\n".join(lines), windows=len(_joined(rows[START, 0]))))
+    return "\n".join(lines)
+
+
+def _losses_table() -> str:
+    """The loss of each ten steps, and how far it is from plain FSDP2's."""
+    longest = {way: row["kd"] for (way, _), row in sorted(measured(LOSSES).items(), key=lambda item: item[0][1])}
+    plain = longest[PLAIN]
+    lines = [f"| way | {' | '.join(f'to {step}' for step in plain)} |", f"|---|{'---|' * len(plain)}"]
+    for way, kds in ((way, longest[way]) for way in WAYS if way in longest):
+        changes = ("" if way == PLAIN else f" ({kds[step] / plain[step] - 1:+.1%})" for step in kds)
+        cells = [f"{kd:.4f}{change}" for kd, change in zip(kds.values(), changes, strict=True)]
+        lines.append(f"| {way} | {' | '.join(cells + [''] * (len(plain) - len(cells)))} |")
+    return "\n".join(lines)
 
 
 def _joined(row: dict[str, Any]) -> list[float]:
@@ -176,17 +191,28 @@ def _written(value: Any) -> str:
 
 _PAGE = """# What `comm` costs in quality
 
-`python bench/studies/comm_smollm2.py` distills SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was
-refitted, by `adapt` on four gloo ranks of two nodes (`ranks_per_node: 2`). All weights are trained: AdamW, learning
-rate 1e-4, reached after 20 steps and kept, bfloat16 with weights in float32, on each rank a row of 64 tokens a step, of
-the packaged mix. All ways begin with the same weights and read the same rows in the same order.
+    .venv/bin/python bench/studies/comm_smollm2.py
 
-KL to the original is measured in float32 on {windows} held-out windows of 512 tokens (every second one of
-[results/quality](../quality/README.md#method)), in nats a token. ± is the paired standard error, over windows, of the
-difference from FSDP2 without `comm`. *One scale a matrix* is a control without blocks: `zero++`, where all numbers of a
-rank's part of a matrix share a scale, in weights and in gradients.
+SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was refitted, is distilled by `adapt` on four gloo ranks
+of two nodes (`ranks_per_node: 2`). All weights are trained: AdamW, learning rate 1e-4, reached after 20 steps and kept,
+bfloat16 with weights in float32, on each rank a row of {row} tokens a step, of the packaged mix. All ways begin with
+the same weights and read the same rows in the same order. *One scale a matrix* is a control without blocks: `zero++`,
+where all numbers of a rank's part of a matrix share a scale, in weights and in gradients.
 
-{table}
+## While training
+
+The divergence from the original that is minimised, a mean over ten steps, each of rows that were not read before, and
+how far it is from that of plain FSDP2 on the same rows. The forward that gives it has the weights that were sent. A row
+that ends early is of a training that was cut off there.
+
+{losses}
+
+## Held out
+
+KL to the original in float32 on every second window of [results/quality](../quality/README.md#method), in nats a token.
+± is the paired standard error, over windows, of the difference from FSDP2 without `comm`.
+
+{kl}
 
 [differences.md](differences.md) has what weights as differences are off by.
 """

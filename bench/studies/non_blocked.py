@@ -17,7 +17,8 @@ class NonBlocked(Packing):
     """Packing whose blocks have their matrix's scale."""
 
     def pack(self, parts: Parts) -> torch.Tensor:
-        assert self.bits is not None
+        if self.bits is None:
+            return super().pack(parts)
         most = 2 ** (self.bits - 1) - 1
         sizes = [size for size, is_matrix in zip(self.layout.sizes, self.layout.is_matrix, strict=True) if is_matrix]
         assert not any(size % BLOCK for size in sizes), "no block is of two matrices"
