@@ -1,7 +1,7 @@
 """Bytes from every rank to every other, under way: each is to be read only after a wait for it.
 
-NCCL has both. Those of gloo (torch 2.13) announce what a rank receives after what it sends, so over a slow link the two
-directions take turns: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is ready to
+NCCL has both. By those of gloo (torch 2.13) the two directions of a slow link take turns, as they do where a send is
+posted before a receive: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is ready to
 receive before it sends.
 """
 
