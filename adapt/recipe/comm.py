@@ -24,7 +24,7 @@ class Comm:
     """The keys of `comm`, each with its default.
 
     `weights` and `gradients` are how these cross nodes, `gradients_in_node` how gradients travel inside one. Weights
-    may cross as differences to those of the step before. With a `secondary_shard`, the ranks of a node keep what
+    may cross as differences to what nodes hold of them. With a `secondary_shard`, the ranks of a node keep what
     crossed until the weights change. `hadamard` rotates gradients in groups of 128 before they are quantised, and
     `error_feedback` adds to each what the earlier ones lost. Weights that are not trained are never quantised;
     gathered `once`, they cross nodes a single time. `ranks_per_node` is the launcher's number unless given.
