@@ -35,7 +35,7 @@ def refitted_kl(dense: Path, text: Path, out: Path, wiring: list[dict[str, Any]]
 
 @pytest.mark.parametrize(
     "wiring",
-    [pytest.param(name, marks=() if name == "ladder-peek" else pytest.mark.slow) for name in WIRINGS],
+    [pytest.param(name, marks=() if name in ("ladder-peek", "int4") else pytest.mark.slow) for name in WIRINGS],
 )
 def test_scores_are_what_refits_of_these_layers_alone_tell(
     wiring: str, dense: Path, text: Path, tmp_path: Path

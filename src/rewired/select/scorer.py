@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,20 +64,28 @@ class Scorer:
         self, layer: int, names: Sequence[str], before: Sequence[Batch], originals: Sequence[torch.Tensor]
     ) -> Iterator[tuple[str, Score]]:
         """The streams of all wirings take the layers behind them together."""
-        following = [layer + 1][: self.layers - layer - 1]
+        after = min(layer + 2, self.layers)
         streams: dict[int, list[ResidualStream]] = {layer + 1: [], layer + 2: []}  # by the layer that they go on with
         for name in names:
-            sweep = self._sweep([{"layers": f"{layer}-{layer + 1 + len(following)}", **WIRINGS[name]}])
-            batches = [replace(batch) for batch in before]
-            if layer > 0:
-                sweep.pass_layer(layer - 1, batches)
-            for index in (layer, *following):
-                sweep.fit_layer(index, batches)
-                streams[index + 1] += _measured(batches)
+            single, *pair = self._fitted(name, layer, after, before)
+            if pair and "payload" in WIRINGS[name]:  # where a region ends, what its last rounding leaves is lost
+                [single] = self._fitted(name, layer, layer + 1, before)
+            streams[layer + 1] += single
+            streams[layer + 2] += chain.from_iterable(pair)
         ends, width = self._finish(streams), len(originals)
         kls = [self._kl(layer, originals, ends[start : start + width]) for start in range(0, len(ends), width)]
         pairs: Sequence[float | None] = kls[len(names) :] or [None] * len(names)
         return zip(names, map(Score, kls, pairs), strict=True)
+
+    def _fitted(self, name: str, start: int, stop: int, before: Sequence[Batch]) -> Iterator[list[ResidualStream]]:
+        """The streams after each of these layers, which are one region."""
+        sweep = self._sweep([{"layers": f"{start}-{stop}", **WIRINGS[name]}])
+        batches = [replace(batch) for batch in before]
+        if start > 0:
+            sweep.pass_layer(start - 1, batches)
+        for index in range(start, stop):
+            sweep.fit_layer(index, batches)
+            yield _measured(batches)
 
     def _finish(self, streams: Mapping[int, Sequence[ResidualStream]]) -> list[torch.Tensor]:
         """Where `streams` end, [B, T, H] each, in order; by the first layer that each of them has yet to take."""
