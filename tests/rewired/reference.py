@@ -200,7 +200,7 @@ def answers_by_module(wiring: Sequence[dict], config: LlamaConfig) -> dict[Modul
             region = modules_of(span)
             for position, module in enumerate(region):
                 assert module not in wired, f"{module} is wired twice"
-                wired[module] = answers_of(rule, module, position, len(region), config.hidden_size)
+                wired[module] = answers_of(rule, module, position, len(region), config)
     return wired
 
 
@@ -211,8 +211,8 @@ def modules_of(span: str) -> list[Module]:
     return [(layer, kind) for layer in range(int(first), int(end)) for kind in ("attn", "mlp") if only in ("", kind)]
 
 
-def answers_of(rule: dict, module: Module, position: int, region_size: int, hidden_size: int) -> Answers:
-    preset = rule["preset"]
+def answers_of(rule: dict, module: Module, position: int, region_size: int, config: LlamaConfig) -> Answers:
+    preset, hidden_size = rule["preset"], config.hidden_size
     reduce, shared_channels = "all", 0  # standard and ladder reduce all, everywhere
     if position == region_size - 1:
         pass  # the last module of any region leaves nothing local behind
@@ -232,6 +232,8 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, hidd
         payload = first_channels(payload, limit)
         shared_channels = sum(channels for _, _, channels in payload)
         reduce = {0: "none", hidden_size: "all"}.get(shared_channels, "shared")
+        if module == (config.num_hidden_layers - 1, "mlp"):
+            payload = ((8, 8, hidden_size),)
     return Answers(
         wait=not rule.get("overlap", preset == "ladder"),
         peek=rule.get("peek", preset in ("desync", "partial")),

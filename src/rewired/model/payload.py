@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 GROUP = 64  # channels that share a scale
 SCALE_BYTES = 2  # a bfloat16
 FULL = "full"
+OF_LAST_MODULE = "int8"  # of the model, where any is quantised: nothing takes along what its rounding leaves
 
 
 class Section(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .payload import FULL, Sections, keeps_channels, make_sections, packed_bytes
+from .payload import FULL, OF_LAST_MODULE, Sections, keeps_channels, make_sections, packed_bytes
 from .presets import PRESETS
 from .regions import Merge, Region, complete, parse_region, parse_regions
 
@@ -154,20 +154,22 @@ def _resolve(regions: Iterable[Region], num_layers: int, hidden_size: int) -> li
         for layer_range in region.ranges:
             indices = layer_range.module_indices
             for position, index in enumerate(indices):
-                is_last = position == len(indices) - 1 or index == 2 * num_layers - 1
+                ends_model = index == 2 * num_layers - 1
+                is_last = position == len(indices) - 1 or ends_model
                 share = 1 if is_last else PRESETS[region.preset].share(position, region.options)
-                modules[index] = _answers(region, math.floor(share * hidden_size), hidden_size, is_last)
+                payload = OF_LAST_MODULE if ends_model and region.payload != FULL else region.payload
+                modules[index] = _answers(region, payload, math.floor(share * hidden_size), hidden_size, is_last)
     return _follow_the_stream([modules[index] for index in range(2 * num_layers)])
 
 
-def _answers(region: Region, channels: int, hidden_size: int, is_last: bool) -> ModuleWiring:
-    if channels == 0 and keeps_channels(region.payload):
+def _answers(region: Region, payload: str, channels: int, hidden_size: int, is_last: bool) -> ModuleWiring:
+    if channels == 0 and keeps_channels(payload):
         raise ValueError(
             f"'{region.preset}' layers {region.layers} reduce nothing after some modules, so their payload cannot keep "
             "channels local, too: give no channels 0 bits."
         )
-    sections = make_sections(region.payload, channels, hidden_size, is_last)
-    channels = sum(section.channels for section in sections) if region.payload != FULL else channels
+    sections = make_sections(payload, channels, hidden_size, is_last)
+    channels = sum(section.channels for section in sections) if payload != FULL else channels
     reduce: Reduce = "none" if channels == 0 else "all" if channels == hidden_size else "shared"
     return ModuleWiring(
         region,
