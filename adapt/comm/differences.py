@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from .exchange import all_gather, wait
+from rewired.model.exchange import all_gather, wait
+
 from .nodes import Nodes
 from .packing import Layout, Packing, Parts
 from .weights import WeightGather

@@ -17,10 +17,10 @@ import torch
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from rewired.model.exchange import all_to_all, wait
 from rewired.model.quantisation import pack, unpack
 
 from ..recipe.comm import Comm
-from .exchange import all_to_all, wait
 from .nodes import Nodes
 from .packing import Layout, Packing, Parts, add_up, join_parts, pack_parts, split_slices
 

@@ -18,7 +18,8 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from .exchange import all_gather, wait
+from rewired.model.exchange import all_gather, wait
+
 from .nodes import Nodes
 from .packing import Packing, pack_shard, unpack_shards
 

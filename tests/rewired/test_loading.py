@@ -21,6 +21,7 @@ from .tiny import WIRINGS, rewired_model, tokens
 CODE = {
     "collectives.py",
     "configuration_rewired_llama.py",
+    "exchange.py",
     "graph_collectives.py",
     "kernels.py",
     "late_gradients.py",

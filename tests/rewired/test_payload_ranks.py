@@ -132,12 +132,12 @@ def forward_bytes(folder: Path) -> tuple[list[int], list[Payload]]:
 def record(sent: list[int]) -> None:
     """Append to `sent` what this one of two ranks sends to the other: half of an all-to-all, all of an all-gather."""
 
-    def run(collective: Any, share: int, packed: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    def run(collective: Any, share: int, packed: torch.Tensor, group: Any) -> torch.Tensor:
         sent.append(packed.nbytes // share)
-        return collective(packed, ranks, group)
+        return collective(packed, group)
 
-    quantised_reduction._all_to_all = partial(run, quantised_reduction._all_to_all, 2)
-    quantised_reduction._all_gather = partial(run, quantised_reduction._all_gather, 1)
+    quantised_reduction.all_to_all = partial(run, quantised_reduction.all_to_all, 2)
+    quantised_reduction.all_gather = partial(run, quantised_reduction.all_gather, 1)
 
 
 @pytest.mark.parametrize(("preset", "overlaps"), [("ladder", True), ("standard", False)])
@@ -149,7 +149,7 @@ def test_a_module_runs_while_the_payload_before_it_is_held_back(preset: str, ove
 
 def with_an_all_to_all_held_back(folder: Path) -> bool | None:
     model = load(folder, 2)
-    held = HeldBack(4, "all_to_all_single")
+    held = HeldBack(8, "send")  # the fifth all-to-all: an all-gather follows each
     with torch.no_grad(), held:
         model(tokens())
     return held.was_told

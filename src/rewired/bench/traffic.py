@@ -23,6 +23,7 @@ class _Counter(TorchDispatchMode):
         # what a byte of the input costs; these collectives are all that a tensor-parallel Llama starts
         self.factors = {"all_reduce": 2 * (ranks - 1) / ranks, "allreduce_": 2 * (ranks - 1) / ranks}
         self.factors |= {"all_gather_into_tensor": ranks - 1, "all_to_all_single": (ranks - 1) / ranks}
+        self.factors["send"] = 1  # of which both are made without NCCL
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]

@@ -16,11 +16,11 @@ from torch._C._distributed_c10d import Work, _register_work
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
+from .exchange import all_gather, all_to_all
+from .exchange import wait as wait_for
 from .kernels import kernel
 from .payload import GROUP, Section, Sections, group_bytes
 from .quantisation import Reduction, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
-
-_wait = torch.ops._c10d_functional.wait_tensor
 
 
 def start_quantised_sum(parts: torch.Tensor, sections: Sections, group: str) -> Reduction:
@@ -44,9 +44,8 @@ class RankReduction(Work):
     @torch.no_grad()
     def __init__(self, parts: torch.Tensor, sections: Sections, group: str) -> None:
         super().__init__()
-        process_group = _resolve_process_group(group)  # type: ignore[arg-type]  # a str
-        self.ranks, self.rank = process_group.size(), process_group.rank()
-        self.sections, self.group = sections, group
+        self.group = _resolve_process_group(group)  # type: ignore[arg-type]  # a str
+        self.sections, self.ranks, self.rank = sections, self.group.size(), self.group.rank()
         self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), parts.new_empty(parts.shape)
         self.event: torch.cuda.Event | None = None
         # kept, as all buffers are, until nobody can read it any more
@@ -58,7 +57,7 @@ class RankReduction(Work):
         return Reduction(self.total, self.left, self.left_of_sum)
 
     def start(self) -> None:
-        self.received = _all_to_all(self.sent, self.ranks, self.group)
+        self.received = all_to_all(self.sent, self.group)
         if self.total.is_cuda:
             stream = _side_stream(self.total.device)
             stream.wait_stream(torch.cuda.current_stream())
@@ -81,10 +80,10 @@ class RankReduction(Work):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        received = _wait(self.received).flatten(0, 1)
+        received = wait_for(self.received).flatten(0, 1)
         left_of_sum = self.left_of_sum.flatten(1, -2)
         self.own = _add_up(received, left_of_sum, sections=self.sections, ranks=self.ranks, rank=self.rank)
-        self.gathered = _wait(_all_gather(self.own, self.ranks, self.group))
+        self.gathered = wait_for(all_gather(self.own[0], self.group))
         _unpack(self.gathered, self.total.flatten(0, -2)[None], sections=self.sections)
 
 
@@ -152,15 +151,6 @@ def _by_section(rows: torch.Tensor, sections: Sections, bits: Sequence[int], ran
 
 def _groups(section: Section) -> int:
     return -(-section.channels // GROUP)
-
-
-def _all_to_all(packed: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    """Row k of every rank's `packed` to rank k."""
-    return torch.ops._c10d_functional.all_to_all_single(packed, [1] * ranks, [1] * ranks, group)
-
-
-def _all_gather(packed: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    return torch.ops._c10d_functional.all_gather_into_tensor(packed, ranks, group)
 
 
 @cache

@@ -37,14 +37,20 @@ def all_gather(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
 
 def _exchanged(rows: Sequence[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
     """`rows[k]` to rank k; what arrives, in the ranks' order."""
-    own = group.rank()
-    others = [rank for rank in range(group.size()) if rank != own]
-    received = rows[own].new_empty(len(rows), *rows[own].shape)
+    own = rows[group.rank()]
+    received = own.new_empty(len(rows), *own.shape)
+    works = post(rows, received, group)
+    received[group.rank()] = own
+    _register_work(received, _All(rows, works))
+    return received
+
+
+def post(rows: Sequence[torch.Tensor], received: torch.Tensor, group: ProcessGroup) -> list[Work]:
+    """Receive from every other rank, and send to it."""
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
     receives = [group.recv([received[rank]], rank, 0) for rank in others]
     sends = [group.send([rows[rank]], rank, 0) for rank in others]
-    received[own] = rows[own]
-    _register_work(received, _All(rows, [*receives, *sends]))
-    return received
+    return receives + sends
 
 
 class _All(Work):
