@@ -18,8 +18,6 @@ import torch
 from torch import distributed
 
 from rewired.bench.link import EmulatedLink, group_over_fast_link
-from rewired.bench.links import groups
-from rewired.bench.request import BenchRequest
 from rewired.ranks import run_on_ranks
 
 NAMESPACES = Path("/run/netns")
@@ -142,22 +140,6 @@ def sent(device: str) -> int:
     lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
     (counters,) = (line.split(":")[1].split() for line in lines if line.strip().startswith(f"{device}:"))
     return int(counters[8])
-
-
-@needs_links
-def test_threads_of_both_groups_run_before_those_that_compute() -> None:
-    with EmulatedLink.parse("1gbit").between(2) as network:
-        for policies in run_on_ranks(policies_of_threads, 2, prepare=network.enter):
-            assert policies.pop(0)[1] == os.SCHED_OTHER  # what computes
-            assert sum(name == "gloo_tcp_loop" for name, _ in policies) == 2  # one a group
-            assert {policy for _, policy in policies} == {os.SCHED_RR}
-
-
-def policies_of_threads() -> list[tuple[str, int]]:
-    """The name and the scheduling of each thread of a rank that is ready to be timed."""
-    groups(BenchRequest("small", (), link="1gbit", device="cpu"), 2)
-    threads = sorted(Path("/proc/self/task").iterdir(), key=lambda thread: int(thread.name))
-    return [((thread / "comm").read_text().strip(), os.sched_getscheduler(int(thread.name))) for thread in threads]
 
 
 @needs_links

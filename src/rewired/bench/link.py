@@ -148,17 +148,6 @@ def group_over_fast_link(timeout: timedelta) -> ProcessGroup:
         os.environ["GLOO_SOCKET_IFNAME"] = _SLOW
 
 
-def let_gloo_preempt() -> None:
-    """Gloo's threads run as soon as a packet wakes them, whatever computes, as the engine of a network card would.
-
-    Ordinary threads would wait for their turn at each of the four steps of an all-reduce. To be called when all groups
-    are made and nothing has computed yet: then all threads but the first are those of groups and of their store.
-    """
-    for thread in Path("/proc/self/task").iterdir():
-        if int(thread.name) != os.getpid():
-            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
-
-
 def _run(command: str) -> None:
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode:

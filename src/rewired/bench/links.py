@@ -11,7 +11,8 @@ from typing import Any
 from torch import distributed
 
 from . import torchrun
-from .link import EmulatedLink, group_over_fast_link, let_gloo_preempt
+from .link import EmulatedLink, group_over_fast_link
+from .priority import let_gloo_preempt
 from .request import VLLM, BenchRequest
 
 LOOPBACK, SHARED_MEMORY, NCCL, NO_P2P = "loopback", "shared memory", "nccl", "no-p2p"
