@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,14 +25,18 @@ class Communication:
     def __init__(self, model: nn.Module, comm: Comm, nodes: Nodes) -> None:
         self.trained = dict[str, WeightGather]()
         self.gradients = dict[str, GradientScatter]()
-        for name, module, parameters in _layers(model):
+        layers = list(_layers(model))
+        for name, module, group in layers:
+            parameters = [_entry(parameter) for parameter in group.fsdp_params]
             is_trained = any(parameter.requires_grad for parameter, _, _ in parameters)
             gather = _gather(comm, nodes, _layout(parameters), is_trained)
             module.set_custom_all_gather(gather)
             if is_trained:
                 trained = [entry for entry in parameters if entry[0].requires_grad]
-                self.trained[name], self.gradients[name] = gather, GradientScatter(nodes, _layout(trained), comm)
+                self.trained[name] = gather
+                self.gradients[name] = GradientScatter(nodes, _layout(trained), comm, partial(_read_at_once, group))
                 module.set_custom_reduce_scatter(self.gradients[name])
+        gather_ahead([module for _, module, group in layers if group.device.type == "cpu"])
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Gather weights anew after each of the optimizer's steps."""
@@ -67,6 +73,26 @@ def _gather(comm: Comm, nodes: Nodes, layout: Layout, is_trained: bool) -> Weigh
     return DifferenceGather(nodes, layout)
 
 
+def gather_ahead(modules: Sequence[Any]) -> None:
+    """Let each module begin the gather of the next one, in the order of execution, before it computes (AxoNN's OAG).
+
+    On GPUs FSDP2's streams do so. On CPUs it waits for each gather, unless it is asked for asynchronous ones.
+    """
+    for module in modules:
+        module._set_unshard_async_op(True)
+    for module, following in pairwise(modules):
+        module.set_modules_to_forward_prefetch([following])
+
+
+def _read_at_once(group: Any, dtype: torch.dtype) -> bool:
+    """Whether FSDP2 reads a layer's reduced gradients, of this dtype, before backward ends: to cast them, to add them
+    to others, or for hooks. It divides them only where it asks for their plain sum."""
+    weights = [parameter.sharded_param for parameter in group.fsdp_params]
+    if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype:
+        return True
+    return any(weight.grad is not None or weight._post_accumulate_grad_hooks for weight in weights)
+
+
 def _without_none(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -74,8 +100,9 @@ def _without_none(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Te
 _Entry = tuple[nn.Parameter, int, bool]  # a parameter, the numbers of its padded shard, whether it is a matrix
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, Any, list[_Entry]]]:
-    """The modules that FSDP2 gathers one by one, and the parameters that it sends of each, in its order.
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The modules that FSDP2 gathers one by one, in the order of execution, as models register them, and its group of
+    the parameters of each.
 
     Only FSDP2's own list of them has modules that were grouped.
     """
@@ -84,7 +111,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any, list[_Entry]]]:
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
             if id(group) not in seen:
                 seen.add(id(group))
-                yield name, module, [_entry(parameter) for parameter in group.fsdp_params]
+                yield name, module, group
 
 
 def _entry(parameter: Any) -> _Entry:

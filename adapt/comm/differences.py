@@ -38,7 +38,7 @@ class DifferenceGather(WeightGather):
 
     def _between(self, shard: torch.Tensor) -> torch.Tensor:
         if self.replica is None:
-            self.replica = super()._between(shard)
+            self.replica = wait(super()._between(shard))
         weights, held = self.whole.layout.split(shard), self.whole.unpack(self.replica).blocks
         own = held[self.nodes.between.rank()]
         sent = self.difference.pack(weights._replace(blocks=weights.blocks - own))

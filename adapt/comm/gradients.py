@@ -6,14 +6,20 @@ have the number k in their nodes, so that after the second hop each slice is whe
 of slices (its equations 1 and 2).
 
 A rotation is linear, and sums are taken of rotated gradients; it is undone once, at the end.
+
+On a GPU all of it is on the stream that FSDP2 reduces on, behind the backward of the layer before. On a CPU FSDP2 drops
+what an asynchronous reduction returns: there the last hop is left under way until backward ends (AxoNN's ORS, arXiv
+2305.13525, section 4), where nobody reads the gradients before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -29,11 +35,17 @@ _NEW_ERROR = 0.5  # the share of a step's error in the moving average
 
 
 class GradientScatter(ReduceScatter):
-    """The reduce-scatter of one layer's gradients, whose `layout` is that of the parameters that are trained."""
+    """The reduce-scatter of one layer's gradients, whose `layout` is that of the parameters that are trained.
 
-    def __init__(self, nodes: Nodes, layout: Layout, comm: Comm) -> None:
-        self.nodes, self.layout, self.comm = nodes, layout, comm
+    `read_at_once` says of an output's dtype whether FSDP2 reads what it gets before backward ends.
+    """
+
+    def __init__(
+        self, nodes: Nodes, layout: Layout, comm: Comm, read_at_once: Callable[[torch.dtype], bool] = lambda _: True
+    ) -> None:
+        self.nodes, self.layout, self.comm, self.read_at_once = nodes, layout, comm, read_at_once
         self.error: torch.Tensor | None = None  # of the last hop, packed: [receivers, ..., blocks, bytes of a block]
+        self._rest: Callable[[], None] | None = None  # of a reduction under way
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -47,35 +59,45 @@ class GradientScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Complete on return: on a GPU on the stream that FSDP2 reduces on."""
+        """Complete on return, or when backward has ended."""
+        self._complete()  # where a layer is reduced twice in a backward
         slices = input_tensor.view(self.nodes.count, self.nodes.ranks, -1)
         parts = split_slices(slices, layout=self.layout, rotated=self.comm.hadamard)  # for each rank of the node
-        hops = [(self.comm.gradients_in_node, self.nodes.within), (self.comm.gradients, self.nodes.between)]
-        for dtype, hop in hops:
-            is_last = hop is hops[-1][1] or self.nodes.count == 1
-            parts = self._hop(parts, Packing(dtype, self.layout), hop, is_last) if hop.size() > 1 else _only(parts)
-        factor = _factor(op, group.size())
-        output_tensor.copy_(join_parts(*parts, layout=self.layout, rotated=self.comm.hadamard, factor=factor))
+        of_node = self._hop(parts, self.comm.gradients_in_node, self.nodes.within, self.nodes.count == 1)()
+        total = self._hop(of_node, self.comm.gradients, self.nodes.between, True)
+        self._rest = partial(self._write, output_tensor, total, _factor(op, group.size()))
+        if input_tensor.is_cpu and not self.read_at_once(output_tensor.dtype) and op != ReduceOp.SUM:
+            Variable._execution_engine.queue_callback(self._complete)
+        else:
+            self._complete()
 
-    def _hop(self, parts: Parts, packing: Packing, group: ProcessGroup, is_last: bool) -> Parts:
-        """Row k of every rank's `parts` to rank k of the group, which gets their sum."""
+    def _hop(self, parts: Parts, dtype: str, group: ProcessGroup, is_last: bool) -> Callable[[], Parts]:
+        """Send row k of every rank's `parts` to rank k of the group, which gets their sum when it asks for it."""
+        if group.size() == 1:
+            return lambda: Parts(parts.blocks[0], parts.others[0])
+        packing = Packing(dtype, self.layout)
         with_feedback = self.comm.error_feedback and is_last and packing.bits is not None
         if with_feedback and self.error is not None:
             parts = parts._replace(blocks=parts.blocks + unpack(self.error, _ERROR_BITS, torch.float32))
         packed = pack_parts(*parts, packing=packing)
         if with_feedback:
             self._remember(parts.blocks - packing.unpack(packed).blocks)
-        return add_up(wait(all_to_all(packed, group)), packing=packing)
+        arriving = all_to_all(packed, group)
+        return lambda: add_up(wait(arriving), packing=packing)
+
+    def _write(self, output: torch.Tensor, total: Callable[[], Parts], factor: float) -> None:
+        output.copy_(join_parts(*total(), layout=self.layout, rotated=self.comm.hadamard, factor=factor))
+
+    @torch.no_grad()
+    def _complete(self) -> None:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest()
 
     def _remember(self, lost: torch.Tensor) -> None:
         """LoCo's moving average of what quantisation loses, kept in 8 bits (arXiv 2407.04480)."""
         before = 0.0 if self.error is None else unpack(self.error, _ERROR_BITS, torch.float32)
         self.error = pack((1 - _NEW_ERROR) * before + _NEW_ERROR * lost, _ERROR_BITS)
-
-
-def _only(parts: Parts) -> Parts:
-    """The sum over a group of one."""
-    return Parts(parts.blocks[0], parts.others[0])
 
 
 def _factor(op: Any, ranks: int) -> float:

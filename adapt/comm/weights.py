@@ -11,11 +11,13 @@ could overtake.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
 from rewired.model.exchange import all_gather, wait
@@ -37,21 +39,30 @@ class WeightGather(AllGather):
     @torch.no_grad()
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup, async_op: bool = False
-    ) -> None:
-        """Complete on return: on a GPU on the stream that FSDP2 gathers on, which hides it behind compute."""
+    ) -> Work | None:
+        """Complete on return: on a GPU on the stream that FSDP2 gathers on, which hides it behind compute. With
+        `async_op`, for CPUs, what crosses nodes is under way, and the rest is done in the wait for what is returned."""
         shards = self.secondary
         if shards is None:
             shards = self._between(input_tensor)  # before the output is written, of which the input is a part
             self.secondary = shards if self.keeps else None
-        gathered = wait(all_gather(shards, self.nodes.within)).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
-        output_tensor.copy_(self._unpacked(gathered, output_tensor.dtype).flatten())
+        gathering = _Gathering(partial(self._write, output_tensor, shards))
+        if async_op:
+            return gathering
+        gathering.wait()
+        return None
 
     def forget(self) -> None:
         """The weights have changed: the next gather crosses nodes."""
         self.secondary = None
 
-    def _between(self, shard: torch.Tensor) -> torch.Tensor:  # [nodes, bytes]
-        return wait(all_gather(self._packed(shard), self.nodes.between))
+    def _between(self, shard: torch.Tensor) -> torch.Tensor:  # [nodes, bytes], under way
+        return all_gather(self._packed(shard), self.nodes.between)
+
+    @torch.no_grad()
+    def _write(self, output: torch.Tensor, shards: torch.Tensor) -> None:
+        gathered = wait(all_gather(wait(shards), self.nodes.within)).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
+        output.copy_(self._unpacked(gathered, output.dtype).flatten())
 
     def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
         if self.packing is None:
@@ -62,3 +73,15 @@ class WeightGather(AllGather):
         if self.packing is None:
             return gathered.contiguous().view(dtype)
         return unpack_shards(gathered, packing=self.packing, dtype=dtype)
+
+
+class _Gathering(Work):
+    """A gather of which the rest is done by who waits for it."""
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        super().__init__()
+        self.complete = complete
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.complete()
+        return True

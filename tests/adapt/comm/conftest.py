@@ -11,7 +11,8 @@ from rewired.ranks import run_on_ranks
 
 from .slices import RANKS
 from .test_gradients import divided, gradients, norms, not_finite, repeated, resumed
-from .test_models import TALKING, TRAINED, frozen, order, traffic, trained
+from .test_models import TALKING, TRAINED, frozen, traffic, trained
+from .test_overlaps import order, read_early
 from .test_weights import differences, weights
 
 
@@ -35,6 +36,8 @@ def on_ranks() -> dict[str, Any]:
         "bytes": {name: traffic(nodes[2], comm) for name, comm in TALKING.items()},
         "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
         "plain": trained(nodes[2], None),
+        "at once": trained(nodes[2], TRAINED["slow-link"], at_once=True),
         "frozen": frozen(nodes[2]),
+        "read early": read_early(nodes[2]),
         "order": {checkpoints: order(nodes[2], checkpoints) for checkpoints in (False, True)},
     }

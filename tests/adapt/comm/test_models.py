@@ -1,4 +1,4 @@
-"""Models under FSDP2 on four ranks: in how many bytes they talk, what they learn, and what they gather when."""
+"""Models under FSDP2 on four ranks: in how many bytes they talk, and what they learn."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 from torch import distributed, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from rewired.adapt.comm.communication import Communication
 from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.comm.packing import Layout, Packing
-from rewired.adapt.comm.weights import WeightGather
 from rewired.adapt.recipe.comm import PRESETS, Comm
 
 from .slices import BF16, RANKS
@@ -78,7 +75,7 @@ TRAINED = {
 }
 
 
-def trained(nodes: Nodes, comm: Comm | None) -> dict[str, Any]:
+def trained(nodes: Nodes, comm: Comm | None, at_once: bool = False) -> dict[str, Any]:
     """Losses of a model whose sizes divide by nothing, and its weights, after steps with two batches each."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -91,7 +88,10 @@ def trained(nodes: Nodes, comm: Comm | None) -> dict[str, Any]:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     if comm is not None:
-        Communication(model, comm, nodes).follow(optimizer)
+        communication = Communication(model, comm, nodes)
+        communication.follow(optimizer)
+        for scatter in communication.gradients.values() if at_once else ():
+            scatter.read_at_once = lambda _: True
     generator, losses = torch.Generator().manual_seed(distributed.get_rank()), []
     for _ in range(4):
         for _ in range(2):
@@ -122,6 +122,13 @@ def test_a_model_of_any_size_learns_what_it_does_without(
     for one in found:
         losses = [run["losses"] for run in (one["trained"][name, size], one["plain"])]
         torch.testing.assert_close(*map(torch.tensor, losses), rtol=tolerance, atol=0)
+
+
+def test_late_gradients_are_those_that_are_complete_at_once(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        late, at_once = one["trained"]["slow-link", 2], one["at once"]
+        assert late["losses"] == at_once["losses"]
+        assert all((own == other).all() for own, other in zip(late["weights"], at_once["weights"], strict=True))
 
 
 def frozen(nodes: Nodes) -> dict[str, Any]:
@@ -155,53 +162,3 @@ def test_frozen_weights_cross_nodes_once_and_unrounded(found: list[dict[str, Any
         assert one["frozen"]["once"] == [trained + whole, trained]
         assert one["frozen"]["each"] == [trained + 2 * whole] * 2
         assert one["frozen"]["once", "is exact"] and one["frozen"]["each", "is exact"]
-
-
-class Checkpointed(nn.Linear):
-    """Computes its activations anew in backward, from outside of FSDP2's hooks, as transformers' layers do."""
-
-    def __call__(self, x: torch.Tensor) -> Any:
-        return checkpoint(super().__call__, x, use_reentrant=False)
-
-
-class Recorded(WeightGather):
-    """The gather of one layer, noted when it begins; whether it crosses nodes, too."""
-
-    events: list[str]
-    name = ""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.events.append(f"gather {self.name}" + " between nodes" * (self.secondary is None))
-        super().__call__(*args, **kwargs)
-
-
-def order(nodes: Nodes, checkpoints: bool) -> list[str]:
-    """What happens in a step of three layers, in its order."""
-    events: list[str] = []
-    model = nn.Sequential(*[(Checkpointed if checkpoints else nn.Linear)(8, 8) for _ in range(3)])
-    for layer in (*model, model):
-        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
-    Communication(model, Comm(), nodes)
-    for name, layer in model.named_children():
-        gather = Recorded(nodes, Packing("bf16", Layout((16, 2), (True, False))), keeps=True)
-        gather.name, gather.events = name, events
-        layer.set_custom_all_gather(gather)
-        layer.register_full_backward_hook(lambda *_, name=name: events.append(f"backward {name}"))
-    loss = model(torch.randn(3, 8, requires_grad=True)).square().mean()
-    events.append("loss")
-    loss.backward()
-    return events
-
-
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_backward_gathers_a_layer_ahead_once_and_inside_the_node(
-    checkpoints: bool, found: list[dict[str, Any]]
-) -> None:
-    """FSDP2's own prefetch (AxoNN's OAG) sees no difference, and serves a checkpoint's second forward, too."""
-    for one in found:
-        events = one["order"][checkpoints]
-        forward, backward = events[: events.index("loss")], events[events.index("loss") + 1 :]
-        assert forward == [f"gather {layer} between nodes" for layer in (0, 1, 2)]
-        assert [event for event in backward if "gather" in event] == [f"gather {layer}" for layer in (2, 1, 0)]
-        for layer in (1, 2):
-            assert backward.index(f"gather {layer - 1}") < backward.index(f"backward {layer}")
