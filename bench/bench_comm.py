@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,6 +39,7 @@ RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-comm.md"
 RANKS, RANKS_PER_NODE = 4, 2
 SIZES = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 6}
 VOCABULARY, ROWS, TOKENS = 2048, 2, 512
+Rounds = list[dict[str, float]]  # of each, the seconds of what was timed in it
 PLAIN, ALONE = "FSDP2", "no network"
 WAYS: dict[str, Comm | None] = {
     ALONE: None,
@@ -55,12 +57,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write results/{RESULT.name}")
     args = parser.parse_args()
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
-        ranks = run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter)
-    rounds = [{name: max(rank[n][name] for rank in ranks) for name in WAYS} for n in range(args.rounds)]
+        rounds = slowest(run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter))
     report = _REPORT.format(
         command=shlex.join(["bench/bench_comm.py", *sys.argv[1:]]),
-        environment=f"{date.today()}; {platform.machine()} CPU, {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__}",
+        environment=environment(),
         link=args.link,
         parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,
         rows=ROWS,
@@ -79,39 +79,57 @@ class OnNodes:
     """Puts each rank into its node's namespace."""
 
     network: EmulatedNetwork
+    ranks_per_node: int = RANKS_PER_NODE
 
     def enter(self, rank: int) -> None:
-        self.network.enter(rank // RANKS_PER_NODE)
+        self.network.enter(rank // self.ranks_per_node)
 
 
-def measure(rounds: int) -> list[dict[str, float]]:
+def measure(rounds: int) -> Rounds:
     """Seconds of a step, of all ways in turns."""
     nodes = Nodes.of(RANKS_PER_NODE, "cpu")
     steps = {name: step_of(name, comm, nodes) for name, comm in WAYS.items()}
+    return in_turns(steps, rounds)
+
+
+def in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> Rounds:
     for step in steps.values():
         step()
     order = list(steps)
     return [{name: timed(steps[name]) for name in (order if n % 2 else order[::-1])} for n in range(rounds)]
 
 
+def slowest(ranks: Sequence[Rounds]) -> Rounds:
+    return [{name: max(one[name] for one in of_ranks) for name in of_ranks[0]} for of_ranks in zip(*ranks, strict=True)]
+
+
 def step_of(name: str, comm: Comm | None, nodes: Nodes) -> Callable[[], None]:
-    model, mesh = llama(), init_device_mesh("cpu", (RANKS,))
-    for layer in (*model.model.layers, model.model.embed_tokens, model):
-        fully_shard(layer, mesh=mesh)
-        if name == ALONE:
-            layer.set_custom_all_gather(LocalGather())
-            layer.set_custom_reduce_scatter(LocalScatter())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = trained()
+    for module in sharded_modules(model) if name == ALONE else ():
+        module.set_custom_all_gather(LocalGather())
+        module.set_custom_reduce_scatter(LocalScatter())
     if comm is not None:
         Communication(model, comm, nodes).follow(optimizer)
+    return partial(step, model, optimizer)
+
+
+def trained() -> tuple[Any, torch.optim.Optimizer]:
+    model, mesh = llama(), init_device_mesh("cpu", (RANKS,))
+    for module in (*model.model.layers, model.model.embed_tokens, model):
+        fully_shard(module, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def sharded_modules(model: Any) -> list[Any]:
+    """In the order of execution."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
     ids = torch.randint(VOCABULARY, (ROWS, TOKENS))
-
-    def step() -> None:
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def llama() -> Any:
@@ -138,10 +156,18 @@ class LocalScatter(_Local, ReduceScatter):
         output_tensor.copy_(input_tensor.view(RANKS, -1)[distributed.get_rank()])
 
 
-def _row(name: str, rounds: Sequence[dict[str, float]]) -> str:
-    times = sorted(one[name] for one in rounds)
-    faster = sorted(one[PLAIN] / one[name] for one in rounds)
-    return f"| {name} | {median(times):.2f} | {median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f}) |"
+def environment() -> str:
+    return f"{date.today()}; {platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _row(name: str, rounds: Rounds) -> str:
+    return f"| {name} | {median(one[name] for one in rounds):.2f} | {faster(PLAIN, name, rounds)} |"
+
+
+def faster(base: str, other: str, rounds: Rounds) -> str:
+    """The median of the rounds' ratios, with the least and the most."""
+    ratios = sorted(one[base] / one[other] for one in rounds)
+    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 _REPORT = """# A training step over a slow link: `comm` against FSDP2

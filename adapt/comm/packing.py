@@ -40,8 +40,9 @@ class Layout:
         """[..., sum of sizes] -> its parts; the last block ends in zeros."""
         parts = flat.split(list(self.sizes), dim=-1)
         matrices = self._chosen(parts, True).float()
-        blocks = pad(matrices, (0, -matrices.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
-        return Parts(blocks, self._chosen(parts, False).float())
+        if rest := -matrices.shape[-1] % BLOCK:  # padding makes a copy, with nothing, too
+            matrices = pad(matrices, (0, rest))
+        return Parts(matrices.unflatten(-1, (-1, BLOCK)), self._chosen(parts, False).float())
 
     def join(self, parts: Parts) -> torch.Tensor:
         """The inverse of `split`, in float32."""

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 
 class Checkpointed(nn.Linear):
-    """Computes its activations anew in backward, from outside of FSDP2's hooks, as transformers' layers do."""
+    """Computes its activations anew in backward, from outside of FSDP2's hooks; transformers' layers do so inside."""
 
     def __call__(self, x: torch.Tensor) -> Any:
         return checkpoint(super().__call__, x, use_reentrant=False)

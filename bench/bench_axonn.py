@@ -1,0 +1,199 @@
+"""AxoNN's four overlaps over a slow link between two nodes: a training step with each, and without it.
+
+    sudo .venv/bin/python bench/bench_axonn.py --write
+
+The setting of bench_comm.py. Each overlap is on and off on copies of one model in the same ranks, which take turns; the
+one of tensor parallelism on two ranks, which are two nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from bench_comm import (
+    RANKS,
+    RANKS_PER_NODE,
+    ROWS,
+    SIZES,
+    TOKENS,
+    VOCABULARY,
+    OnNodes,
+    Rounds,
+    environment,
+    faster,
+    in_turns,
+    llama,
+    sharded_modules,
+    slowest,
+    step,
+    trained,
+)
+from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import rewired  # noqa: F401 - registers the classes
+from rewired.adapt.comm.communication import Communication, gather_ahead
+from rewired.adapt.comm.nodes import Nodes
+from rewired.adapt.recipe.comm import PRESETS
+from rewired.bench.link import EmulatedLink
+from rewired.model import modeling_rewired_llama
+from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.ranks import run_on_ranks
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-axonn.md"
+CHECKPOINTED = "with activation checkpointing"
+Pair = tuple[str, str]  # the names of two steps: without an overlap, and with it
+ROWS_OF_TABLE: dict[tuple[str, str], Pair] = {
+    ("OAG", "FSDP2"): ("FSDP2", "FSDP2, gathers ahead"),
+    ("OAG", "slow-link"): ("slow-link, no gathers ahead", "slow-link"),
+    ("ORS", "slow-link"): ("slow-link, reduced at once", "slow-link"),
+    ("OAG and ORS", "slow-link"): ("slow-link, neither", "slow-link"),
+    ("cached gathers", f"FSDP2 {CHECKPOINTED}"): ("FSDP2, gathered again", "FSDP2, cached"),
+    ("cached gathers", f"slow-link {CHECKPOINTED}"): ("slow-link, gathered again", "slow-link, cached"),
+    ("OAR", "tensor parallelism of 2"): ("gradients at once", "late gradients"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", default="300mbit", help="What a node may send, as `rewired bench --link` has it.")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rows", default="", help="A regular expression of the table's rows, such as 'OAG FSDP2'.")
+    parser.add_argument("--write", action="store_true", help=f"write results/{RESULT.name}")
+    args = parser.parse_args()
+    rows = {row: pair for row, pair in ROWS_OF_TABLE.items() if re.search(args.rows, " ".join(row))}
+    steps = {name for pair in rows.values() for name in pair}
+    with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network, TemporaryDirectory() as folder:
+        save_standard(Path(folder))
+        sharded = run_on_ranks(measure_sharded, RANKS, steps, args.rounds, prepare=OnNodes(network).enter)
+        parallel = run_on_ranks(measure_parallel, 2, folder, steps, args.rounds, prepare=OnNodes(network, 1).enter)
+    rounds = [one | other for one, other in zip(slowest(sharded), slowest(parallel), strict=True)]
+    report = _REPORT.format(
+        command=shlex.join(["bench/bench_axonn.py", *sys.argv[1:]]),
+        environment=environment(),
+        link=args.link,
+        parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,
+        rows=ROWS,
+        tokens=TOKENS,
+        rounds=args.rounds,
+        table="\n".join(_row(*row, *pair, rounds) for row, pair in rows.items()),
+    )
+    print(report)
+    if args.write:
+        RESULT.write_text(report)
+
+
+def measure_sharded(names: set[str], rounds: int) -> Rounds:
+    nodes = Nodes.of(RANKS_PER_NODE, "cpu")
+    steps: dict[str, Callable[[], partial[None]]] = {
+        "FSDP2": plain,
+        "FSDP2, gathers ahead": partial(plain, ahead=True),
+        "FSDP2, cached": lambda: checkpointed(plain()),
+        "FSDP2, gathered again": lambda: checkpointed(plain(), again=True),
+        "slow-link": partial(with_comm, nodes),
+        "slow-link, no gathers ahead": partial(with_comm, nodes, ahead=False),
+        "slow-link, reduced at once": partial(with_comm, nodes, late=False),
+        "slow-link, neither": partial(with_comm, nodes, ahead=False, late=False),
+        "slow-link, cached": lambda: checkpointed(with_comm(nodes)),
+        "slow-link, gathered again": lambda: checkpointed(with_comm(nodes), again=True),
+    }
+    return in_turns({name: make() for name, make in steps.items() if name in names}, rounds)
+
+
+def plain(ahead: bool = False) -> partial[None]:
+    model, optimizer = trained()
+    if ahead:
+        gather_ahead(sharded_modules(model))
+    return partial(step, model, optimizer)
+
+
+def with_comm(nodes: Nodes, ahead: bool = True, late: bool = True) -> partial[None]:
+    model, optimizer = trained()
+    communication = Communication(model, PRESETS["slow-link"], nodes)
+    communication.follow(optimizer)
+    if not ahead:
+        model._set_unshard_async_op(False)
+        for module in sharded_modules(model):
+            module.set_modules_to_forward_prefetch([])
+    if not late:
+        for scatter in communication.gradients.values():
+            scatter.read_at_once = lambda _: True
+    return partial(step, model, optimizer)
+
+
+def checkpointed(run: partial[None], again: bool = False) -> partial[None]:
+    """The same with activation checkpointing; `again`: a layer's second forward does not find its weights gathered."""
+    model: Any = run.args[0]
+    model.activation_checkpointing_enable()
+    model.train()
+    for layer in model.model.layers if again else ():
+        layer.input_layernorm.register_forward_pre_hook(partial(_gather_again_in_backward, layer))
+    return run
+
+
+def _gather_again_in_backward(layer: FSDPModule, *_: Any) -> None:
+    if torch._C._current_graph_task_id() != -1:
+        layer.reshard()
+        layer.unshard()
+
+
+def save_standard(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = RewiredLlamaConfig(wiring=[], tp_shards=2, vocab_size=VOCABULARY, tie_word_embeddings=False, **SIZES)
+    RewiredLlamaForCausalLM(config).save_pretrained(folder)
+
+
+def measure_parallel(folder: str, names: set[str], rounds: int) -> Rounds:
+    config = DistributedConfig(tp_size=2, tp_plan="auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
+    ids = torch.randint(VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
+    own = modeling_rewired_llama.late_linears
+
+    def backward(late_linears: Callable[..., Mapping[str, Any]]) -> None:
+        modeling_rewired_llama.late_linears = late_linears
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+
+    steps = {"gradients at once": partial(backward, lambda *_: {}), "late gradients": partial(backward, own)}
+    return in_turns({name: run for name, run in steps.items() if name in names}, rounds)
+
+
+def _row(overlap: str, where: str, without: str, with_it: str, rounds: Rounds) -> str:
+    times = " | ".join(f"{median(one[name] for one in rounds):.2f}" for name in (without, with_it))
+    return f"| {overlap} | {where} | {times} | {faster(without, with_it, rounds)} |"
+
+
+_REPORT = """# AxoNN's overlaps over a slow link: a training step with each, and without it
+
+`python {command}`, {environment}.
+
+Two network namespaces, each of which sends at most {link} to the other; a Llama of {parameters:.1f} million weights
+in float32, {rows} rows of {tokens} tokens a rank. Four gloo ranks, two a node: forward, backward, AdamW. Tensor
+parallelism is of two ranks, one a node, with the wiring `standard`: forward and backward. Medians of {rounds}
+interleaved rounds, the slowest rank's times.
+
+- **OAG**: a layer's gather begins before the layer before it computes, in the order of execution. FSDP2 as it is waits
+  for each on CPUs; here it is asked for asynchronous ones. `comm` asks for them itself.
+- **ORS**: the last hop of a reduce-scatter is under way until backward ends, or waited for at once.
+- **Cached gathers**: a layer's second forward finds the weights that its backward gathered, or gathers once more.
+- **OAR**: the all-reduce of an input's gradient runs behind the products of the weights' gradients, or before them.
+
+| overlap | in | seconds without | with | faster (least to most) |
+|---|---|---|---|---|
+{table}
+"""
+
+if __name__ == "__main__":
+    main()
