@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-evaluate gpu dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-evaluate bench-tp gpu dist clean
 
 install: $(STAMP)
 
@@ -59,6 +59,11 @@ benchmarks: install
 
 bench-evaluate: benchmarks
 	$(VENV)/python bench/bench_evaluate.py --data .benchmarks
+
+# payloads of two CPU ranks over an emulated link of 15 Mbit/s; Linux, as root
+bench-tp: install
+	$(VENV)/rewired bench small --tp 2 --device cpu --dtype bfloat16 --link 15mbit --prompt 128 --new 2 --rounds 5 --eager \
+		--wirings int8,int4/int8,int4,none --out build/bench-payload
 
 # a wheel and an sdist; the sdist's own tests run on the installed wheel, in an environment of their own
 dist: install
