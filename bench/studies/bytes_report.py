@@ -105,7 +105,7 @@ def _payloads(rows: Sequence[dict[str, Any]]) -> list[Series]:
     found = []
     for basis, label, style in (("hadamard", "payload, rotated", "s-"), ("none", "payload", "s:")):
         points = [
-            _point(row, (row["wiring"] + ", last int8" * bool(row.get("beside"))) * (basis == "hadamard"))
+            _point(row, row["wiring"] * (basis == "hadamard"))
             for row in rows
             if row["wiring"].startswith("int") and row["layers"].startswith("0-")
             if (row["basis"], row["tokens"]) == (basis, 0)

@@ -90,16 +90,12 @@ CASES = [
     *(Case("int4", "0-30", basis) for basis in ("none", "hadamard", "hadamard, random signs", "random")),
     *(Case(payload, "0-30", basis) for payload in ("int8", "int4/int8") for basis in ("none", "hadamard")),
     *(Case(payload, "15-30", "hadamard") for payload in ("int4", "int4/int8")),
-    *(Case("int4", f"{first}-29,29:attn", "hadamard", 0, "int8 29:mlp") for first in (0, 15)),
     *(
         Case(wiring, "0-30", "hadamard", tokens)
         for tokens in (0, 32_768, 65_536)
         for wiring in ("desync-2x int4", "desync-2x int4/int8")
     ),
-    *(
-        Case("desync-2x int4", layers, "hadamard", 32_768, beside)
-        for layers, beside in (("0-29", "desync-2x int8 29-30"), ("2-29", "int4 0-2, desync-2x int8 29-30"))
-    ),
+    *(Case("desync-2x int4", "2-30", "hadamard", tokens, "int4 0-2") for tokens in (0, 32_768, 65_536)),
     *(
         Case(wiring, "0-30", "hadamard", 32_768)
         for wiring in ("ladder int4/int8", "ladder int4", "ladder + peek int8", "int4")
