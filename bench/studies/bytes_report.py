@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from rewired.refit.run import ALGORITHM_VERSION
 LAYERS, HIDDEN_SIZE, SHARDS = 30, 576, 3  # SmolLM2-135M's
 WHOLE, UPPER = "0-30", "15-30"
 PARTIAL = "partial-0.5"
-BESIDE = {"desync-2x": "desync-2x", "ladder": "ladder", "ladder + peek": "ladder-peek"}  # a payload's names, and ours
+BESIDE = ("", "desync-2x", "ladder", "ladder + peek")  # what a payload is combined with, as rows name it
 
 
 class Point(NamedTuple):
@@ -53,6 +54,8 @@ def main() -> None:
     whole = _kib([])
     figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {whole:.0f})")
     for kind, axis in axes.items():
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
         for series in (series for series in drawn if series.points):
             kls = [point.on[kind]["kl"] for point in series.points]
             face = series.colour if series.is_refitted else "white"
@@ -77,16 +80,22 @@ def _wirings(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list
 
 
 def _beside_a_wiring(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list[Series]:
-    """Payloads of wirings that save something else, too: rotated, refitted on the most tokens."""
+    """Payloads of what is else a wiring of its own: rotated, refitted on the most tokens."""
     found = []
-    for name, known_as in BESIDE.items():
-        payloads: dict[str, Point] = {}
+    for name in BESIDE:
+        points: dict[str, dict[str, Point]] = defaultdict(dict)
         for row in sorted(rows, key=lambda row: row["tokens"]):
             wiring, _, payload = row["wiring"].rpartition(" ")
-            if wiring == name and row["tokens"]:
-                note = payload if row["layers"] == WHOLE else f"{payload}, {row['layers']}"
-                payloads[note] = _point(row, note)
-        found.append(Series(f"{known_as} + payload", "s--", colours[known_as], _by_bytes(payloads.values())))
+            if wiring == name and payload.startswith("int") and row["tokens"]:
+                layers = UPPER if row["layers"] == UPPER else WHOLE
+                note = payload if row["layers"] == layers else f"{payload}, {row['layers']}"
+                points[layers][note] = _point(row, note)
+        known_as = name.replace(" + ", "-") or "standard"
+        label, colour = f"{known_as} + payload", colours.get(known_as, "black")
+        found += [
+            Series(label, "s--", colour, _by_bytes(points[WHOLE].values())),
+            Series(f"{label}, layers {UPPER}", "d:", colour, _by_bytes(points[UPPER].values())),
+        ]
     return found
 
 
@@ -107,7 +116,7 @@ def _payloads(rows: Sequence[dict[str, Any]]) -> list[Series]:
         points = [
             _point(row, row["wiring"] * (basis == "hadamard"))
             for row in rows
-            if row["wiring"].startswith("int") and row["layers"].startswith("0-")
+            if row["wiring"].startswith("int") and row["layers"] == WHOLE
             if (row["basis"], row["tokens"]) == (basis, 0)
         ]
         found.append(Series(label, style, "black", _by_bytes(points), is_refitted=False))
@@ -117,8 +126,10 @@ def _payloads(rows: Sequence[dict[str, Any]]) -> list[Series]:
 def _masks() -> list[Series]:
     whole = _kib([])
     found = []
-    for kind, label, marker in (("top-k", "Top-K mask", "x"), ("random", "random mask", "+")):
-        rows = [row for row in read(FOLDER / "masks.jsonl") if row["kind"] == kind and not row["stays_local"]]
+    kinds = (("top-k", False, "x"), ("top-k", True, "*"), ("random", False, "+"))
+    for kind, stays_local, marker in kinds:
+        label = {"top-k": "Top-K mask", "random": "random mask"}[kind] + ", rest stays local" * stays_local
+        rows = [row for row in read(FOLDER / "masks.jsonl") if (row["kind"], row["stays_local"]) == (kind, stays_local)]
         points = [Point(whole * row["bytes"], row["on"]) for row in rows]
         found.append(Series(label, f"{marker}:", "grey", _by_bytes(points), is_refitted=False))
     return found

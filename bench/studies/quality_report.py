@@ -170,7 +170,7 @@ def wiring_colours(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def panels(xlabel: str) -> tuple[Figure, dict[str, Axes]]:
     """KL upwards, a panel each for prose and chat."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
     axes[0].set_ylabel("KL(original || rewired), nats per token")
     for kind, axis in zip(("prose", "chat"), axes, strict=True):
         axis.set(yscale="log", title=kind, xlabel=xlabel)
@@ -178,8 +178,7 @@ def panels(xlabel: str) -> tuple[Figure, dict[str, Axes]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.84, 1))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=120, metadata={"Software": ""})
 
 

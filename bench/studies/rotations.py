@@ -41,22 +41,20 @@ TEXTS = ("prose", "chat")
 EVERY = 4  # of quality.py's 32 windows of each: 8 are measured
 RIDGE = 1e-2  # of what a view predicts, as a refit's inputs often have it
 
+PAYLOADS = ("int8", "int4/int8", "int4")
+PRESETS: dict[str, dict[str, Any]] = {
+    "desync-2x": {"preset": "desync", "every": 2},
+    "ladder + peek": {"preset": "ladder", "peek": True},
+    "ladder": {"preset": "ladder"},
+}
+TABLES = ("8:0.25,4:0.5,0:0.25", "8:0.1,4:0.8,0:0.1")  # bits by component
 WIRINGS: dict[str, dict[str, Any]] = {
     "standard": {"preset": "standard"},
-    "int8": {"preset": "standard", "payload": "int8"},
-    "int4/int8": {"preset": "standard", "payload": "int4/int8"},
-    "int4": {"preset": "standard", "payload": "int4"},
-    "desync-2x int4": {"preset": "desync", "every": 2, "payload": "int4"},
-    "desync-2x int4/int8": {"preset": "desync", "every": 2, "payload": "int4/int8"},
-    "desync-2x int8": {"preset": "desync", "every": 2, "payload": "int8"},
-    "ladder + peek int8": {"preset": "ladder", "peek": True, "payload": "int8"},
-    "ladder int4/int8": {"preset": "ladder", "payload": "int4/int8"},
-    "ladder int4": {"preset": "ladder", "payload": "int4"},
+    **{payload: {"preset": "standard", "payload": payload} for payload in PAYLOADS},
+    **{f"{name} {payload}": preset | {"payload": payload} for name, preset in PRESETS.items() for payload in PAYLOADS},
     "partial 0.5": {"preset": "partial", "shared_fraction": 0.5},
     "partial 0.25": {"preset": "partial", "shared_fraction": 0.25},
-    "partial 0.5 int4": {"preset": "partial", "shared_fraction": 0.5, "payload": "int4"},
-    "8:0.25,4:0.5,0:0.25": {"preset": "partial", "shared_fraction": 1.0, "payload": "8:0.25,4:0.5,0:0.25"},
-    "8:0.1,4:0.8,0:0.1": {"preset": "partial", "shared_fraction": 1.0, "payload": "8:0.1,4:0.8,0:0.1"},
+    **{table: {"preset": "partial", "shared_fraction": 1.0, "payload": table} for table in TABLES},
 }
 
 
@@ -87,32 +85,24 @@ def entries(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 CASES = [
     *(Case("standard", "0-30", basis) for basis in ("hadamard", "random")),
-    *(Case("int4", "0-30", basis) for basis in ("none", "hadamard", "hadamard, random signs", "random")),
-    *(Case(payload, "0-30", basis) for payload in ("int8", "int4/int8") for basis in ("none", "hadamard")),
-    *(Case(payload, "15-30", "hadamard") for payload in ("int4", "int4/int8")),
+    *(Case(payload, "0-30", basis) for payload in PAYLOADS for basis in ("none", "hadamard")),
+    *(Case("int4", "0-30", basis) for basis in ("hadamard, random signs", "random")),
+    *(Case(payload, "15-30", "hadamard") for payload in ("int4/int8", "int4")),
+    *(Case(table, "0-30", basis) for table in TABLES for basis in ("hadamard", "missing")),
     *(
-        Case(wiring, "0-30", "hadamard", tokens)
-        for tokens in (0, 32_768, 65_536)
-        for wiring in ("desync-2x int4", "desync-2x int4/int8")
+        Case(f"{preset} {payload}".strip(), "0-30", "hadamard", 32_768)
+        for preset in ("", *PRESETS)
+        for payload in PAYLOADS
     ),
-    *(Case("desync-2x int4", "2-30", "hadamard", tokens, "int4 0-2") for tokens in (0, 32_768, 65_536)),
-    *(
-        Case(wiring, "0-30", "hadamard", 32_768)
-        for wiring in ("ladder int4/int8", "ladder int4", "ladder + peek int8", "int4")
-    ),
+    Case("desync-2x int4", "2-30", "hadamard", 32_768, beside="int4 0-2"),
+    *(Case(f"{preset} int4", "15-30", "hadamard", 32_768) for preset in PRESETS),
     *(
         Case(wiring, "15-30", basis, tokens)
         for tokens in (0, 32_768)
         for wiring in ("partial 0.5", "partial 0.25")
         for basis in ("none", "missing", "unpredicted")
     ),
-    *(Case("partial 0.5", "15-30", basis) for basis in ("missing, windows only",)),
-    *(Case("partial 0.5 int4", "15-30", basis) for basis in ("none", "missing", "missing, not spread")),
-    *(
-        Case(wiring, "0-30", basis)
-        for wiring in ("8:0.25,4:0.5,0:0.25", "8:0.1,4:0.8,0:0.1")
-        for basis in ("none", "hadamard", "missing")
-    ),
+    Case("partial 0.5", "15-30", "missing, windows only"),
 ]
 
 
@@ -232,7 +222,6 @@ BASES: dict[str, Basis] = {
     "hadamard, random signs": _random_signs,
     "random": _random,
     "missing, windows only": _without_single_tokens,
-    "missing, not spread": lambda sweep: measure(sweep).basis,
     "unpredicted": _unpredicted,
 }
 
