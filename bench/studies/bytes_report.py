@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import rotations
+from matplotlib.axes import Axes
 from quality import FOLDER, WIRINGS, is_current
 from quality_report import newest, panels, read, save, wiring_colours
 
@@ -18,9 +19,14 @@ from rewired.model.wiring import Wiring
 from rewired.refit.run import ALGORITHM_VERSION
 
 LAYERS, HIDDEN_SIZE, SHARDS = 30, 576, 3  # SmolLM2-135M's
-WHOLE, UPPER = "0-30", "15-30"
-PARTIAL = "partial-0.5"
-BESIDE = ("", "desync-2x", "ladder", "ladder + peek")  # what a payload is combined with, as rows name it
+PAYLOADS = {"": "o", "int8": "s", "int4/int8": "D", "int4": "v"}  # and their markers
+PARTIAL = {"none": "o", "missing": "^"}  # by basis
+MASKS = {
+    ("top-k", False): "x",
+    ("top-k", True): "*",
+    ("random", False): "+",
+}  # by kind, and whether the rest stays local
+ROTATED, NOT_ROTATED, MASK = "black", "tab:brown", "grey"  # colours of what is no wiring
 
 
 class Point(NamedTuple):
@@ -30,112 +36,94 @@ class Point(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Points that have one entry in the legend, as matplotlib draws them."""
+    """Points that a line joins."""
 
-    label: str
-    style: str
-    colour: str
     points: Sequence[Point]
+    colour: str
+    marker: str
     is_refitted: bool = True
+
+    def style(self) -> dict[str, Any]:
+        face = self.colour if self.is_refitted else "white"
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": face, "markersize": 6, "linewidth": 0.8}
 
 
 def main() -> None:
-    measured = [row for row in newest(read(FOLDER / "measured.jsonl")) if is_current(row)]
+    measured = [row for row in newest(read(FOLDER / "measured.jsonl")) if is_current(row) and row["fit"] != "converted"]
     rotated = [row for row in read(FOLDER / "rotations.jsonl") if row["recipe"] == ALGORITHM_VERSION]
-    refitted = {row["wiring"] for row in measured if row["fit"] != "converted"}
-    colours = wiring_colours([row for row in measured if row["wiring"] in refitted])
-    drawn = [
-        *_wirings(measured, colours),
-        *_beside_a_wiring(rotated, colours),
-        *_partial(rotated, colours),
-        *_payloads(rotated),
-        *_masks(),
-    ]
-    whole = _kib([])
-    figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {whole:.0f})")
-    for kind, axis in axes.items():
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter("{x:g}")
-        for series in (series for series in drawn if series.points):
+    colours = wiring_colours(measured)
+    figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {_kib([]):.0f})")
+    for series in [*_wirings(measured, colours), *_payloads(rotated, colours), *_partial(rotated, colours), *_masks()]:
+        for kind, axis in axes.items():
             kls = [point.on[kind]["kl"] for point in series.points]
-            face = series.colour if series.is_refitted else "white"
-            kib = [point.kib for point in series.points]
-            style = {"color": series.colour, "markerfacecolor": face, "markersize": 6, "linewidth": 1}
-            axis.plot(kib, kls, series.style, label=series.label, **style)
+            axis.plot([point.kib for point in series.points], kls, **series.style())
             for point, kl in zip(series.points, kls, strict=True):
-                axis.annotate(point.note, (point.kib, kl), (-5, -9), textcoords="offset points", fontsize=7, ha="right")
-        axis.plot([], [], "o", color="grey", markerfacecolor="white", label="open: as converted")
+                axis.annotate(point.note, (point.kib, kl), (5, -3), textcoords="offset points", fontsize=7)
+    _add_legend(axes["prose"], colours)
     save(figure, FOLDER / "bytes.png")
+
+
+def _add_legend(axis: Axes, colours: Mapping[str, str]) -> None:
+    """Colours are wirings, markers are payloads."""
+    entries = [
+        *((name, Series([], colour, "")) for name, colour in colours.items() if not name.startswith("partial")),
+        ("standard, rotated", Series([], ROTATED, "")),
+        ("standard, not rotated", Series([], NOT_ROTATED, "")),
+        *((payload or "no payload", Series([], MASK, marker)) for payload, marker in PAYLOADS.items()),
+        ("open: as converted", Series([], MASK, "o", is_refitted=False)),
+        *(
+            (f"partial{', first what is missing' * (basis == 'missing')}", Series([], colours["partial-0.5"], marker))
+            for basis, marker in PARTIAL.items()
+        ),
+        *(
+            (f"{kind} mask{', rest stays local' * stays_local}", Series([], MASK, marker, is_refitted=False))
+            for (kind, stays_local), marker in MASKS.items()
+        ),
+    ]
+    for label, series in entries:
+        axis.plot([], [], label=label, **series.style())
 
 
 def _wirings(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list[Series]:
     """Wirings without a payload, refitted, of half of the layers and of all; on the most tokens that were measured."""
-    of_wiring: dict[str, dict[str, Point]] = {}
+    of_wiring: dict[str, dict[str, Point]] = defaultdict(dict)
     for fit in ("refit 32k", "refit 64k"):
         for row in rows:
-            if row["fit"] == fit and row["layers"] in (WHOLE, UPPER):
+            if row["fit"] == fit and row["layers"] in ("0-30", "15-30") and not row["wiring"].startswith("partial"):
                 kib = _kib([WIRINGS[row["wiring"]] | {"layers": row["layers"]}])
-                of_wiring.setdefault(row["wiring"], {})[row["layers"]] = Point(kib, row["on"])
-    return [Series(name, "o-", colours[name], list(points.values())) for name, points in sorted(of_wiring.items())]
+                of_wiring[row["wiring"]][row["layers"]] = Point(kib, row["on"])
+    return [Series(list(points.values()), colours[name], PAYLOADS[""]) for name, points in of_wiring.items()]
 
 
-def _beside_a_wiring(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list[Series]:
-    """Payloads of what is else a wiring of its own: rotated, refitted on the most tokens."""
-    found = []
-    for name in BESIDE:
-        points: dict[str, dict[str, Point]] = defaultdict(dict)
-        for row in sorted(rows, key=lambda row: row["tokens"]):
-            wiring, _, payload = row["wiring"].rpartition(" ")
-            if wiring == name and payload.startswith("int") and row["tokens"]:
-                layers = UPPER if row["layers"] == UPPER else WHOLE
-                note = payload if row["layers"] == layers else f"{payload}, {row['layers']}"
-                points[layers][note] = _point(row, note)
-        known_as = name.replace(" + ", "-") or "standard"
-        label, colour = f"{known_as} + payload", colours.get(known_as, "black")
-        found += [
-            Series(label, "s--", colour, _by_bytes(points[WHOLE].values())),
-            Series(f"{label}, layers {UPPER}", "d:", colour, _by_bytes(points[UPPER].values())),
-        ]
-    return found
+def _payloads(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list[Series]:
+    """Of each wiring and payload, whatever its layers."""
+    found: dict[tuple[str, str, bool], list[Point]] = defaultdict(list)
+    for row in rows:
+        wiring, _, payload = row["wiring"].rpartition(" ")
+        if payload in PAYLOADS and row["basis"] in ("hadamard", "none"):
+            standard = ROTATED if row["basis"] == "hadamard" else NOT_ROTATED
+            colour = colours[wiring.replace(" + ", "-")] if wiring else standard
+            found[colour, PAYLOADS[payload], row["tokens"] > 0].append(_point(row))
+    return [Series(_by_bytes(points), *looks) for looks, points in found.items()]
 
 
 def _partial(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list[Series]:
-    label = "partial, first what is missing"
-    points = [
-        _point(row, row["wiring"].removeprefix("partial "))
-        for row in rows
-        if row["wiring"] in ("partial 0.5", "partial 0.25") and row["basis"] == "missing" and row["tokens"]
-    ]
-    return [Series(label, "^-", colours[PARTIAL], _by_bytes(points))]
-
-
-def _payloads(rows: Sequence[dict[str, Any]]) -> list[Series]:
-    """Of layers that are else standard, as converted."""
-    found = []
-    for basis, label, style in (("hadamard", "payload, rotated", "s-"), ("none", "payload", "s:")):
-        points = [
-            _point(row, row["wiring"] * (basis == "hadamard"))
-            for row in rows
-            if row["wiring"].startswith("int") and row["layers"] == WHOLE
-            if (row["basis"], row["tokens"]) == (basis, 0)
-        ]
-        found.append(Series(label, style, "black", _by_bytes(points), is_refitted=False))
-    return found
+    found: dict[str, list[Point]] = defaultdict(list)
+    for row in rows:
+        if row["wiring"].startswith("partial") and row["basis"] in PARTIAL and row["tokens"]:
+            found[row["basis"]].append(_point(row, row["wiring"].removeprefix("partial ")))
+    return [Series(_by_bytes(points), colours["partial-0.5"], PARTIAL[basis]) for basis, points in found.items()]
 
 
 def _masks() -> list[Series]:
     whole = _kib([])
-    found = []
-    kinds = (("top-k", False, "x"), ("top-k", True, "*"), ("random", False, "+"))
-    for kind, stays_local, marker in kinds:
-        label = {"top-k": "Top-K mask", "random": "random mask"}[kind] + ", rest stays local" * stays_local
-        rows = [row for row in read(FOLDER / "masks.jsonl") if (row["kind"], row["stays_local"]) == (kind, stays_local)]
-        points = [Point(whole * row["bytes"], row["on"]) for row in rows]
-        found.append(Series(label, f"{marker}:", "grey", _by_bytes(points), is_refitted=False))
-    return found
+    found: dict[str, list[Point]] = defaultdict(list)
+    for row in read(FOLDER / "masks.jsonl"):
+        found[MASKS[row["kind"], row["stays_local"]]].append(Point(whole * row["bytes"], row["on"]))
+    return [Series(_by_bytes(points), MASK, marker, is_refitted=False) for marker, points in found.items()]
 
 
-def _point(row: dict[str, Any], note: str) -> Point:
+def _point(row: dict[str, Any], note: str = "") -> Point:
     return Point(_kib(rotations.entries(row)), row["on"], note)
 
 
