@@ -18,6 +18,7 @@ import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
 from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
+from rewired.sources.adapters import check_basis
 from rewired.text import tokenizer as tokenizers
 
 _TOKENIZER = (
@@ -67,6 +68,7 @@ def open_model(given: str) -> Model:
     adapter_folder = Path(adapter)
     if not (adapter_folder / "adapter_config.json").is_file():
         raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
+    check_basis(adapter_folder, folder)
     digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
     return Model(f"{name}+{adapter_folder.name}", folder, adapter_folder, digest, _tokenizer_sha256(folder), given)
 

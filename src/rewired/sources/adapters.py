@@ -1,4 +1,4 @@
-"""PEFT adapters, which hold no model of their own: refused with the way to make one of them."""
+"""PEFT adapters, which hold no model of their own: refused where a model is asked for, or where they do not fit one."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def check_none_beside(folder: Path) -> None:
         )
 
 
+def check_basis(adapter: Path, folder: Path) -> None:
+    """Raise ValueError where `adapter` was trained on what the checkpoint in `folder` was made from, by a rotation."""
+    rotation = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("rotation")
+    base = _base(adapter)
+    if rotation and base and rotation["base"] in (base, str(Path(base).resolve())):
+        raise ValueError(
+            f"{adapter} was trained on {base}, and {folder} is that in another basis, which the adapter does not fit: "
+            f"merge it into {base} first, and convert what that gives."
+        )
+
+
 def _how(name: str | Path) -> str:
     return (
         f'in Python with AutoPeftModelForCausalLM.from_pretrained("{name}").merge_and_unload().save_pretrained('
@@ -32,8 +43,14 @@ def _how(name: str | Path) -> str:
 
 
 def _of_base(folder: Path) -> str:
+    base = _base(folder)
+    return f" of {base}" if base else ""
+
+
+def _base(folder: Path) -> str | None:
+    """The model that the adapter in `folder` says it was trained on."""
     try:
         base = json.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError, RecursionError):
-        return ""
-    return f" of {base}" if isinstance(base, str) else ""
+        return None
+    return base if isinstance(base, str) else None
