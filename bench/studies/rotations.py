@@ -94,6 +94,7 @@ CASES = [
         for preset in ("", *PRESETS)
         for payload in PAYLOADS
     ),
+    Case("desync-2x int4", "0-30", "hadamard", 65_536),
     Case("desync-2x int4", "2-30", "hadamard", 32_768, beside="int4 0-2"),
     *(Case(f"{preset} int4", "15-30", "hadamard", 32_768) for preset in PRESETS),
     *(
