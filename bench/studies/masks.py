@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from quality import FOLDER, MODEL, as_row, compare_model, held_out
 from quality_report import read
-from rotations import EVERY, TEXTS
+from rotations import TEXTS, WINDOWS, spaced
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -68,7 +68,7 @@ def main() -> None:
     known = {row["name"] for row in read(ROWS)}
     with tempfile.TemporaryDirectory(prefix="rewired-masks-") as scratch:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
-        texts = {kind: windows[::EVERY] for kind, windows in held_out(source).items() if kind in TEXTS}
+        texts = {kind: spaced(windows, WINDOWS) for kind, windows in held_out(source).items() if kind in TEXTS}
         for mask in MASKS:
             if mask.name not in known:
                 row = _measure(mask, source, texts)

@@ -38,7 +38,7 @@ from rewired.rotate.request import KINDS, TOKENS
 
 ROWS, TABLE = FOLDER / "rotations.jsonl", FOLDER / "rotations.md"
 TEXTS = ("prose", "chat")
-EVERY = 4  # of quality.py's 32 windows of each: 8 are measured
+WINDOWS = 8  # of each kind of text, of quality.py's
 RIDGE = 1e-2  # of what a view predicts, as a refit's inputs often have it
 
 PAYLOADS = ("int8", "int4/int8", "int4")
@@ -67,10 +67,12 @@ class Case:
     basis: str
     tokens: int = 0
     beside: str = ""  # other wirings and their layers
+    windows: int = WINDOWS
 
     @property
     def name(self) -> str:
-        return f"{wiring_name(asdict(self))} {self.basis} {self.tokens}"
+        name = f"{wiring_name(asdict(self))} {self.basis} {self.tokens}"
+        return name if self.windows == WINDOWS else f"{name}, {self.windows} windows"
 
 
 def wiring_name(row: Mapping[str, Any]) -> str:
@@ -94,7 +96,7 @@ CASES = [
         for preset in ("", *PRESETS)
         for payload in PAYLOADS
     ),
-    Case("desync-2x int4", "0-30", "hadamard", 65_536),
+    *(Case("desync-2x int4", "0-30", "hadamard", 65_536, windows=windows) for windows in (WINDOWS, 32)),
     Case("desync-2x int4", "2-30", "hadamard", 32_768, beside="int4 0-2"),
     *(Case(f"{preset} int4", "15-30", "hadamard", 32_768) for preset in PRESETS),
     *(
@@ -116,7 +118,7 @@ def main() -> None:
     known = {row["name"] for row in rows if row["recipe"] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-rotations-") as scratch:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
-        texts = {kind: windows[::EVERY] for kind, windows in held_out(source).items() if kind in TEXTS}
+        texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
         for case in CASES:
             if case.name not in known and case.name.startswith(tuple(args.names)):
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -135,12 +137,18 @@ def _measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Ten
     done = convert(start, scratch / "model", Request(wiring, rotate=rotate, refit=refit))
     seconds = round(time.perf_counter() - started, 1)
     config = Checkpoint.open(done.out).config
-    row = {"name": case.name, **asdict(case), "recipe": ALGORITHM_VERSION, "windows": len(texts["prose"])}
+    texts = {kind: spaced(windows, case.windows) for kind, windows in texts.items()}
+    row = {"name": case.name, **asdict(case), "recipe": ALGORITHM_VERSION}
     row |= {"seconds": seconds, "shares": config.get("rotation", {}).get("shares", [])}
     row["bytes"] = round(done.plan.table.total.bytes_sent / done.plan.table.dense.bytes_sent, 4)
     row["on"] = {kind: as_row(found) for kind, found in compare(source, done.out, texts).items()}
     print(case.name, {kind: round(on["kl"], 4) for kind, on in row["on"].items()}, f"{seconds} s", flush=True)
     return row
+
+
+def spaced(windows: torch.Tensor, count: int) -> torch.Tensor:
+    """So many of all windows, equally far apart."""
+    return windows[:: len(windows) // count]
 
 
 # ---- Bases that `convert` does not have ----
@@ -233,7 +241,8 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         "# Bases of the stream, measured",
         "",
         "[LOG.md](LOG.md) says what the rows are; `bench/studies/rotations.py` makes them. KL to the original in nats",
-        "per token on 8 windows of 512 tokens each, and the bytes sent, of those of 16-bit all-reduces.",
+        f"per token on {WINDOWS} windows of 512 tokens each, or on as many as a row says; and the bytes sent, of those",
+        "of 16-bit all-reduces.",
         "",
         "| wiring and layers | basis | refitted on | bytes | KL prose | KL chat |",
         "|---|---|---|---|---|---|",
@@ -241,7 +250,8 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
     for row in sorted((row for row in rows if row["name"] in order), key=lambda row: order.index(row["name"])):
         kl = " | ".join(f"{row['on'][kind]['kl']:.4f} ± {row['on'][kind]['kl_standard_error']:.4f}" for kind in TEXTS)
         fitted = f"{row['tokens'] // 1024} k" if row["tokens"] else ""
-        lines.append(f"| {wiring_name(row)} | {row['basis']} | {fitted} | {row['bytes']:.2f} | {kl} |")
+        wiring = wiring_name(row) + (f" ({row['windows']} windows)" if row["windows"] != WINDOWS else "")
+        lines.append(f"| {wiring} | {row['basis']} | {fitted} | {row['bytes']:.2f} | {kl} |")
     TABLE.write_text("\n".join(lines) + "\n")
 
 
