@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import quality
 import torch
 from quality import FOLDER, MODEL, as_row, compare, held_out
 from transformers.utils import logging
@@ -42,11 +43,7 @@ WINDOWS = 8  # of each kind of text, of quality.py's
 RIDGE = 1e-2  # of what a view predicts, as a refit's inputs often have it
 
 PAYLOADS = ("int8", "int4/int8", "int4")
-PRESETS: dict[str, dict[str, Any]] = {
-    "desync-2x": {"preset": "desync", "every": 2},
-    "ladder + peek": {"preset": "ladder", "peek": True},
-    "ladder": {"preset": "ladder"},
-}
+PRESETS = {name: quality.WIRINGS[name.replace(" + ", "-")] for name in ("desync-2x", "ladder + peek", "ladder")}
 TABLES = ("8:0.25,4:0.5,0:0.25", "8:0.1,4:0.8,0:0.1")  # bits by component
 WIRINGS: dict[str, dict[str, Any]] = {
     "standard": {"preset": "standard"},
