@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from quality import FOLDER, MODEL, as_row, compare_model, held_out
 from quality_report import read
-from rotations import TEXTS, WINDOWS, spaced
+from rotations import PAYLOADS, TEXTS, WINDOWS, spaced
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -132,27 +132,32 @@ class MaskedReductions:
 
 
 def _write_table(masks: Sequence[dict[str, Any]], payloads: Sequence[dict[str, Any]]) -> None:
-    """Masks, and the payloads of all layers that were measured as converted, by bytes."""
+    """Masks, and payloads of all layers, by bytes."""
     lines = [
         "# Masks of what is reduced, beside payloads",
         "",
-        "[LOG.md](LOG.md) says what the rows are; `bench/studies/masks.py` makes them. All layers, as converted.",
-        "KL to the original in nats per token on 8 windows of 512 tokens each, and the bytes sent, of those of 16-bit",
-        "all-reduces.",
+        "[LOG.md](LOG.md) says what the rows are; `bench/studies/masks.py` makes them. All layers, as converted where",
+        "a row does not say on how many tokens it was refitted. KL to the original in nats per token on 8 windows of",
+        "512 tokens each, and the bytes sent, of those of 16-bit all-reduces.",
         "",
         "| what is sent | bytes | KL prose | KL chat |",
         "|---|---|---|---|",
     ]
-    plain = [row for row in payloads if (row["layers"], row["tokens"]) == ("0-30", 0)]
     ours = [
-        row | {"name": row["wiring"] + f", {row['basis']}" * (row["basis"] != "none")}
-        for row in plain
-        if row["wiring"].startswith("int") and row["basis"] in ("none", "hadamard")
+        row | {"name": _described(row)}
+        for row in payloads
+        if (row["layers"], row["windows"]) == ("0-30", WINDOWS)
+        if row["wiring"].endswith(PAYLOADS) and row["basis"] in ("none", "hadamard")
     ]
     for row in sorted([*masks, *ours], key=lambda row: (-row["bytes"], row["on"]["prose"]["kl"])):
         kl = " | ".join(f"{row['on'][kind]['kl']:.4f} ± {row['on'][kind]['kl_standard_error']:.4f}" for kind in TEXTS)
         lines.append(f"| {row['name']} | {row['bytes']:.2f} | {kl} |")
     TABLE.write_text("\n".join(lines) + "\n")
+
+
+def _described(payload: dict[str, Any]) -> str:
+    basis = f", {payload['basis']}" if payload["basis"] != "none" else ""
+    return payload["wiring"] + basis + (f", refitted on {payload['tokens'] // 1024} k" if payload["tokens"] else "")
 
 
 if __name__ == "__main__":
