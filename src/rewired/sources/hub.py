@@ -121,8 +121,8 @@ def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str 
     except errors.HfHubHTTPError as error:
         raise ValueError(f"The hub refused: {repo} could not be {verb} ({error.response.status_code}).") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError) as error:
-        again = ", then run the same command again; files that came whole are kept" if verb == "read" else ""
+        to_do = ", or the path of a folder, then run the same command again; files that came whole are kept"
         raise HubUnreachableError(
             f"The hub does not answer, and {repo} could not be {verb} ({type(error).__name__}): check the connection "
-            f"and HF_ENDPOINT{again}."
+            f"and HF_ENDPOINT{to_do if verb == 'read' else ''}."
         ) from None
