@@ -13,13 +13,13 @@ import transformers
 from transformers import AutoConfig
 
 import rewired
+from rewired.divergence import Divergence
 from rewired.quantities import count
 from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 
 from . import alpaca_eval, answers, benchmarks, harness, measure, vllm_engine
 from .answers import Earlier, Logs
-from .divergence import Divergence
 from .harness import MissingRowsError, Task
 from .measure import VLLM, PendingTask, Runner
 from .models import Model, check_together, load_tokenizer, open_model

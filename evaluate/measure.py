@@ -17,11 +17,11 @@ from rich.progress import Progress
 from transformers import AutoConfig
 from transformers.utils import logging
 
+from rewired.divergence import Divergence, divergence
 from rewired.ranks import run_on_ranks
 from rewired.text.windows import windows_of
 
 from . import answers, harness, vllm_engine
-from .divergence import Divergence, divergence
 from .models import Model, load_model, load_tokenizer
 from .suites import Entry
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rewired.divergence import Divergence
+
 from .answers import Logs, paired
-from .divergence import Divergence
 from .harness import Task
 from .metrics import Metric
 from .papers import Paper

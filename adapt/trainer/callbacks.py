@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rewired import quantities
-from rewired.evaluate.divergence import divergence
+from rewired.divergence import divergence
 from rewired.progress import Progress, announce
 
 _FAR_ABOVE = 3.0  # times the best loss so far: more than the noise between batches

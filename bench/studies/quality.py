@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
-from rewired.evaluate.divergence import Divergence, divergence
+from rewired.divergence import Divergence, divergence
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.select import wirings as select_wirings
 from rewired.text.conversations import Document

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from rewired.evaluate.divergence import Divergence
+from rewired.divergence import Divergence
 from rewired.evaluate.papers import Paper
 from rewired.evaluate.results import Average, ModelInfo, Results, TaskResult, average_of
 from rewired.evaluate.statistics import Delta, Score

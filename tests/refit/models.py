@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.evaluate.divergence import divergence
+from rewired.divergence import divergence
 from rewired.refit.calibration import load
 
 LADDER = [{"layers": "1-4", "preset": "ladder"}]

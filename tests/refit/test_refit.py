@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Conversion, RefitRequest, Request, convert
-from rewired.evaluate.divergence import divergence
+from rewired.divergence import divergence
 from rewired.refit.calibration import load
 from rewired.refit.fitting import Batch
 from rewired.refit.sweep import Sweep

@@ -15,7 +15,7 @@ import torch
 
 from rewired.cache import digest
 from rewired.checkpoint.rewired_llama import wired_config
-from rewired.evaluate.divergence import Divergence
+from rewired.divergence import Divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 from rewired.quantities import count

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import linear, rms_norm
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rewired.evaluate.divergence import Divergence, divergence
+from rewired.divergence import Divergence, divergence
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import Shards

@@ -1,4 +1,4 @@
-"""The divergence of a rewired model's predictions from the original's, which every room measures with.
+"""The divergence of a rewired model's predictions from the original's, which several rooms measure with.
 
 A few thousand tokens show what takes a benchmark thousands of items, since every token compares two whole
 distributions.

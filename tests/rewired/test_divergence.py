@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rewired.evaluate.divergence import TOP, Divergence, divergence
+from rewired.divergence import TOP, Divergence, divergence
 
 BOS, EOS = 1, 2
 
