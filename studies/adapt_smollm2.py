@@ -1,8 +1,8 @@
 """Trainings of SmolLM2-135M compared: SFT against distillation, with and without a refit, at equal tokens.
 
     .venv/bin/rewired data fetch instruct .instruct
-    .venv/bin/python bench/studies/adapt_smollm2.py              # all that results/adapt-smollm2 lacks; hours
-    .venv/bin/python bench/studies/adapt_smollm2.py "ladder 15"  # only those whose names begin with this
+    .venv/bin/python studies/adapt_smollm2.py              # all that results/adapt-smollm2 lacks; hours
+    .venv/bin/python studies/adapt_smollm2.py "ladder 15"  # only those whose names begin with this
 
 All read the same rows of ShareGPT and Natural Instructions, and are trained in bfloat16 with weights in float32. KL to
 the original and perplexity are measured as in quality.py, on held-out text. The trained models stay in
@@ -32,7 +32,7 @@ from rewired.sources import checkpoint_folder
 from rewired.text import MIX
 from rewired.text.documents import sources
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"
 RESULT = FOLDER / "measured.jsonl"
 QUICK, ORIGINAL = FOLDER / "quick" / "results.json", "smollm2-135m"

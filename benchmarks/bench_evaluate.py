@@ -1,6 +1,6 @@
 """`evaluate` against lm-evaluation-harness called directly, on the same tasks, rows and model.
 
-    .venv/bin/python bench/bench_evaluate.py --data DIR --write
+    .venv/bin/python benchmarks/bench_evaluate.py --data DIR --write
 
 `rewired data fetch benchmarks DIR` fills DIR. Both run SmolLM2-135M-Instruct on the first items of the quick suite's
 tasks with the same batch size: the harness all tasks in one call, ours one after another, each written to disk. They

@@ -1,8 +1,8 @@
 """A study of what else a refit could do: every variant of variants.py beside what is shipped, and other texts.
 
-.venv/bin/python bench/studies/refit_variants.py            # all that results/quality/variants.jsonl lacks
-.venv/bin/python bench/studies/refit_variants.py "ridge"    # only those whose names begin so
-.venv/bin/python bench/studies/refit_variants.py --model small-llama   # the model of studies/small_llama.py
+.venv/bin/python studies/refit_variants.py            # all that results/quality/variants.jsonl lacks
+.venv/bin/python studies/refit_variants.py "ridge"    # only those whose names begin so
+.venv/bin/python studies/refit_variants.py --model small-llama   # the model of studies/small_llama.py
 
 On a plain ladder, since that one lacks most.
 """

@@ -1,6 +1,6 @@
 """Weights that cross nodes as 4-bit differences to what the other node holds, against weights in 8 bits.
 
-    .venv/bin/python bench/studies/weight_differences.py     # writes results/comm-smollm2/differences.md; minutes
+    .venv/bin/python studies/weight_differences.py     # writes results/comm-smollm2/differences.md; minutes
 
 A short distillation of SmolLM2-135M as in comm_smollm2.py, but in one process, of some layers' matrices alone. After
 each step they are sent in several ways, and what a receiver holds then is compared with what they are. All begin as 8
@@ -104,7 +104,7 @@ def write(errors: dict[str, list[float]], moved: list[float]) -> None:
 
 _PAGE = """# Weights as differences
 
-`python bench/studies/weight_differences.py`: after each step of a distillation of SmolLM2-135M (a ladder in layers 15
+`python studies/weight_differences.py`: after each step of a distillation of SmolLM2-135M (a ladder in layers 15
 to 30, AdamW, learning rate {rate}, reached after {warmup} steps), the matrices of layers {layers}, which alone are
 trained, as a receiver has them, sent in blocks of {block}. Error relative to the weights, both as root mean squares.
 

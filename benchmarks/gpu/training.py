@@ -25,7 +25,7 @@ from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 import rewired  # noqa: F401 - registers the rewired classes
-from bench.training_step import Step, step_of
+from benchmarks.training_step import Step, step_of
 from rewired.adapt.losses import liger, token_loss
 from rewired.adapt.losses.distillation import add_losses
 from rewired.adapt.losses.token_loss import TokenLoss

@@ -1,6 +1,6 @@
 """The tables of results/quality, and its picture frontier.png, made from the .jsonl files there.
 
-.venv/bin/python bench/studies/quality_report.py
+.venv/bin/python studies/quality_report.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quality import FILES, KINDS, WINDOWS, is_current
 
 from rewired.refit.run import ALGORITHM_VERSION
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "quality"
 
 
 def main() -> None:

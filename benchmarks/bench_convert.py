@@ -175,7 +175,7 @@ def report(rows: Sequence[Row], floor: float, runs: int, load: float) -> str:
         sys.exit(f"Peaks cannot be told apart from the {floor:.0f} MB that the measuring process itself holds.")
     packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "typer", "rich"))
     machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, load average {load:.2f} at the start"
-    command = shlex.join(["bench/bench_convert.py", *sys.argv[1:]])
+    command = shlex.join(["benchmarks/bench_convert.py", *sys.argv[1:]])
     return f"""# What `convert` costs
 
 `python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.

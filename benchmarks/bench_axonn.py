@@ -1,6 +1,6 @@
 """AxoNN's four overlaps over a slow link between two nodes: a training step with each, and without it.
 
-    sudo .venv/bin/python bench/bench_axonn.py --write
+    sudo .venv/bin/python benchmarks/bench_axonn.py --write
 
 The setting of bench_comm.py. Each overlap is on and off on copies of one model in the same ranks, which take turns; the
 one of tensor parallelism on two ranks, which are two nodes.
@@ -81,7 +81,7 @@ def main() -> None:
         parallel = run_on_ranks(measure_parallel, 2, folder, steps, args.rounds, prepare=OnNodes(network, 1).enter)
     rounds = [one | other for one, other in zip(slowest(sharded), slowest(parallel), strict=True)]
     report = _REPORT.format(
-        command=shlex.join(["bench/bench_axonn.py", *sys.argv[1:]]),
+        command=shlex.join(["benchmarks/bench_axonn.py", *sys.argv[1:]]),
         environment=environment(),
         link=args.link,
         parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,

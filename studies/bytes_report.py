@@ -1,6 +1,6 @@
 """The picture results/quality/bytes.png: KL over the bytes that a token waits for, from the .jsonl files there.
 
-.venv/bin/python bench/studies/bytes_report.py
+.venv/bin/python studies/bytes_report.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The damage of each wiring to a real model right after conversion: perplexity on the packaged page of prose.
 
-.venv/bin/python bench/studies/conversion_damage.py --write
+.venv/bin/python studies/conversion_damage.py --write
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import Request, convert
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "results" / "smollm2-conversion.md"
 WINDOWS, LENGTH = 4, 512
 

@@ -1,7 +1,7 @@
 """What `comm` costs in quality: SmolLM2-135M distilled by four ranks of two nodes, in every way of communication.
 
-    .venv/bin/python bench/studies/comm_smollm2.py             # all that results/comm-smollm2 lacks; hours, resumable
-    .venv/bin/python bench/studies/comm_smollm2.py --rounds 1 plain zero++     # only these, for 100 steps
+    .venv/bin/python studies/comm_smollm2.py             # all that results/comm-smollm2 lacks; hours, resumable
+    .venv/bin/python studies/comm_smollm2.py --rounds 1 plain zero++     # only these, for 100 steps
 
 The rewired layers are trained, by `torchrun -m rewired.adapt`, on the same rows in the same order, from the same start.
 The KL of each model to the original is measured on the same held-out windows, one by one, so that differences have a
@@ -31,7 +31,7 @@ from rewired.text import MIX
 from rewired.text.documents import sources
 from rewired.text.windows import Cutter
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[1]
 FOLDER = REPO / "results" / "comm-smollm2"
 RESULT, LOSSES = FOLDER / "measured.jsonl", FOLDER / "losses.jsonl"
 MADE = REPO / "build" / "comm-smollm2"
@@ -195,7 +195,7 @@ def _written(value: Any) -> str:
 
 _PAGE = """# What `comm` costs in quality
 
-    .venv/bin/python bench/studies/comm_smollm2.py
+    .venv/bin/python studies/comm_smollm2.py
 
 SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was refitted, is distilled by `adapt` on four gloo ranks
 of two nodes (`ranks_per_node: 2`). The rewired layers are trained and the others frozen: AdamW, learning rate 1e-4,

@@ -1,6 +1,6 @@
 """A training step over a slow link between two nodes: `comm` against FSDP2's own collectives.
 
-    sudo .venv/bin/python bench/bench_comm.py --link 150mbit --write
+    sudo .venv/bin/python benchmarks/bench_comm.py --link 150mbit --write
 
 Four ranks in two network namespaces, which are the nodes; what one sends the other passes a token bucket. All ways of
 communication take turns in the same ranks, on copies of one small Llama, and so does a step whose collectives stay on
@@ -59,7 +59,7 @@ def main() -> None:
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
         rounds = slowest(run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter))
     report = _REPORT.format(
-        command=shlex.join(["bench/bench_comm.py", *sys.argv[1:]]),
+        command=shlex.join(["benchmarks/bench_comm.py", *sys.argv[1:]]),
         environment=environment(),
         link=args.link,
         parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,

@@ -1,6 +1,6 @@
 """The picture results/bench-comm.png: a training step's seconds in every way of communication, from bench-comm.md.
 
-.venv/bin/python bench/studies/comm_report.py
+.venv/bin/python studies/comm_report.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 _HEADING = re.compile(r"bench_comm\.py --link (\S+)")
 _ROW = re.compile(r"\| ([^|]+) \| (\d+\.\d+) \| (\d+\.\d+) \(")
 

@@ -1,7 +1,7 @@
 """The other way into vLLM, which the plugin did not take: a subclass of its Transformers backend on our own model.
 
-.venv-vllm/bin/python bench/studies/vllm_backend.py                # on one rank
-.venv-vllm/bin/torchrun --nproc-per-node 2 bench/studies/vllm_backend.py
+.venv-vllm/bin/python studies/vllm_backend.py                # on one rank
+.venv-vllm/bin/torchrun --nproc-per-node 2 studies/vllm_backend.py
 
 Each rank holds one shard, so transformers' stock modules run on every view, with what vLLM's fusers make of them. Both
 ways must continue with transformers' tokens; then they and vLLM's own Llama are timed in turns.

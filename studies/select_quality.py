@@ -1,7 +1,7 @@
 """The gain from choosing layers: `rewired select` against the last n, as in the papers, on held-out text.
 
-.venv/bin/python bench/studies/select_quality.py            # every row that results/quality/selected.jsonl lacks
-.venv/bin/python bench/studies/select_quality.py ladder-8   # only those whose names begin with this
+.venv/bin/python studies/select_quality.py            # every row that results/quality/selected.jsonl lacks
+.venv/bin/python studies/select_quality.py ladder-8   # only those whose names begin with this
 
 The first run takes longest: `rewired select` caches its scores and measurements.
 """

@@ -1,7 +1,7 @@
 """What a basis of the residual stream is worth: KL to the original of payloads and of partial reductions, in several.
 
-.venv/bin/python bench/studies/rotations.py              # every row below
-.venv/bin/python bench/studies/rotations.py "int4 0-30"  # only those whose names begin with this
+.venv/bin/python studies/rotations.py              # every row below
+.venv/bin/python studies/rotations.py "int4 0-30"  # only those whose names begin with this
 
 Rows that results/quality/rotations.jsonl already has of the current refit are not measured again. The last step writes
 rotations.md.
@@ -237,7 +237,7 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
     lines = [
         "# Bases of the stream, measured",
         "",
-        "[LOG.md](LOG.md) says what the rows are; `bench/studies/rotations.py` makes them. KL to the original in nats",
+        "[LOG.md](LOG.md) says what the rows are; `studies/rotations.py` makes them. KL to the original in nats",
         f"per token on {WINDOWS} windows of 512 tokens each, or on as many as a row says; and the bytes sent, of those",
         "of 16-bit all-reduces.",
         "",

@@ -1,9 +1,9 @@
 """The quality of every wiring right after conversion and after a refit: KL to the original on held-out text.
 
-.venv/bin/python bench/studies/quality.py                      # every wiring below
-.venv/bin/python bench/studies/quality.py ladder-15            # only those whose names begin with this
-.venv/bin/python bench/studies/quality.py --model small-llama  # the model of small_llama.py instead of SmolLM2
-.venv/bin/python bench/studies/quality.py --whole ladder-peek-0-30  # on all held-out text of the packaged mix
+.venv/bin/python studies/quality.py                      # every wiring below
+.venv/bin/python studies/quality.py ladder-15            # only those whose names begin with this
+.venv/bin/python studies/quality.py --model small-llama  # the model of small_llama.py instead of SmolLM2
+.venv/bin/python studies/quality.py --whole ladder-peek-0-30  # on all held-out text of the packaged mix
 
 Rows that results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) already has of the current refit are
 not measured again.
@@ -35,7 +35,7 @@ from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix
 from rewired.text.windows import Cutter
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "quality"
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "quality"
 MODEL = "smollm2-135m"
 KINDS = ("prose", "chat", "code")
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix

@@ -1,6 +1,6 @@
 """results/adapt-smollm2: measured.jsonl as the picture kl.png.
 
-.venv/bin/python bench/studies/adapt_report.py
+.venv/bin/python studies/adapt_report.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-FOLDER = Path(__file__).parents[2] / "results" / "adapt-smollm2"
+FOLDER = Path(__file__).parents[1] / "results" / "adapt-smollm2"
 MODELS = (
     *(f"{wiring} 15-30" for wiring in ("desync-2x", "ladder-peek", "desync-4x", "ladder", "partial-0.5")),
     *(f"{wiring} 0-30" for wiring in ("ladder-peek", "ladder")),

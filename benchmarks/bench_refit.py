@@ -1,6 +1,6 @@
 """Memory and time of `convert --refit` on a model of Llama-3.1-8B's shape, measured and as it estimates them itself.
 
-.venv/bin/python bench/bench_refit.py --write
+.venv/bin/python benchmarks/bench_refit.py --write
 
 The model has two layers instead of 32, random weights and SmolLM2's tokenizer, and its last layer is rewired. A refit
 holds one layer at a time, so memory does not grow with their number; time does.
@@ -142,7 +142,7 @@ def anonymous(pid: int) -> float:
 def report(rows: Sequence[Row]) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "torch"))
     machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}"
-    command = shlex.join(["bench/bench_refit.py", *sys.argv[1:]])
+    command = shlex.join(["benchmarks/bench_refit.py", *sys.argv[1:]])
     return f"""# What a refit needs
 
 `python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.

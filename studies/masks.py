@@ -1,6 +1,6 @@
 """Top-K and random masks of what is reduced, in as many bytes as payloads take: the baselines of CAAT-Net's Table 2.
 
-.venv/bin/python bench/studies/masks.py
+.venv/bin/python studies/masks.py
 
 All layers of SmolLM2, as converted, on the windows of rotations.py, with whose payloads masks.md compares. In the paper
 only the parts are masked, and half of an all-reduce is sent as ever, so that no mask at all comes down to a quarter of
@@ -136,7 +136,7 @@ def _write_table(masks: Sequence[dict[str, Any]], payloads: Sequence[dict[str, A
     lines = [
         "# Masks of what is reduced, beside payloads",
         "",
-        "[LOG.md](LOG.md) says what the rows are; `bench/studies/masks.py` makes them. All layers, as converted where",
+        "[LOG.md](LOG.md) says what the rows are; `studies/masks.py` makes them. All layers, as converted where",
         "a row does not say on how many tokens it was refitted. KL to the original in nats per token on 8 windows of",
         "512 tokens each, and the bytes sent, of those of 16-bit all-reduces.",
         "",

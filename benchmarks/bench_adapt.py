@@ -1,6 +1,6 @@
 """A training step of `adapt` against one of TRL's SFTTrainer on stock Llama, on the same rows.
 
-    .venv/bin/python bench/bench_adapt.py --write
+    .venv/bin/python benchmarks/bench_adapt.py --write
 
 SmolLM2-135M-Instruct, rows of 512 tokens of the packaged mix, forward, backward and AdamW. Two trainings at a time are
 timed in turns (A B, B A, A B, ...), and the figure is the median of the pairs' ratios.
@@ -71,7 +71,7 @@ def main() -> None:
         ]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     report = _REPORT.format(
-        command=shlex.join(["bench/bench_adapt.py", *sys.argv[1:]]),
+        command=shlex.join(["benchmarks/bench_adapt.py", *sys.argv[1:]]),
         environment=f"{date.today()}; {device}, {torch.get_num_threads()} threads, load average {average:.2f} before",
         versions=", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl")),
         batch=BATCH,
