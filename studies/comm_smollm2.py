@@ -41,7 +41,6 @@ ROW = 64  # tokens; a rank has one row a step
 ROWS_OF_A_FILE = 512  # of each of the four files of the packaged mix, of the part that is not held out
 EVERY = 4  # of quality.py's held-out windows, one of so many judges
 START, PLAIN = "as converted", "plain"
-NON_BLOCKED = "zero++, one scale a matrix"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # memory that is given back after each layer is fetched again in pages: a quarter of a step
@@ -52,7 +51,6 @@ WAYS: dict[str, Comm | None] = {
     PLAIN: None,
     "slow-link": PRESETS["slow-link"],
     "zero++": PRESETS["zero++"],
-    NON_BLOCKED: PRESETS["zero++"],
     DIFFERENCES: replace(PRESETS["slow-link"], weights="int4-difference"),
 }
 
@@ -112,9 +110,8 @@ def train(way: str, steps: int) -> None:
     if comm := WAYS[way]:
         keys["comm"] = asdict(replace(comm, ranks_per_node=RANKS_PER_NODE))
     flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
-    what = [str(Path(__file__).with_name("non_blocked.py"))] if way == NON_BLOCKED else ["-m", "rewired.adapt"]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
-    command = [*torchrun, *what, str(RECIPE), "--resume", *flags]
+    command = [*torchrun, "-m", "rewired.adapt", str(RECIPE), "--resume", *flags]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
     history = json.loads((folder(way) / "final" / "training.json").read_text())
     losses = {entry["step"]: entry["kd"] for entry in history if "kd" in entry}
@@ -154,8 +151,7 @@ def _kl_table() -> str:
     if not rows:
         return "Not measured yet."
     lines = [f"| way | steps | KL {' | KL '.join([*KINDS, 'all'])} | all, against {PLAIN} |", f"|{'---|' * 7}"]
-    order = [START, *WAYS]
-    for (way, steps), row in sorted(rows.items(), key=lambda item: (item[0][1], order.index(item[0][0]))):
+    for (way, steps), row in sorted(rows.items(), key=lambda item: item[0][1]):
         cells = [f"{mean(each):.4f}" for each in (*row["kl"].values(), _joined(row))]
         plain = rows.get((PLAIN, steps))
         against = _against(_joined(row), _joined(plain)) if plain and way != PLAIN else ""
@@ -171,7 +167,7 @@ def _losses_table() -> str:
     }
     plain = longest[PLAIN]
     lines = [f"| way | {' | '.join(f'step {step}' for step in plain)} |", f"|---|{'---|' * len(plain)}"]
-    for way, kds in ((way, longest[way]) for way in WAYS if way in longest):
+    for way, kds in ((way, longest[way]) for way in longest):
         changes = ("" if way == PLAIN else f" ({kds[step] / plain[step] - 1:+.1%})" for step in kds)
         cells = [f"{kd:.4f}{change}" for kd, change in zip(kds.values(), changes, strict=True)]
         lines.append(f"| {way} | {' | '.join(cells + [''] * (len(plain) - len(cells)))} |")
@@ -201,8 +197,8 @@ SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was refitted, is
 of two nodes (`ranks_per_node: 2`). The rewired layers are trained and the others frozen: AdamW, learning rate 1e-4,
 reached after 20 steps and kept, bfloat16 with weights in float32, on each rank a row of {row} tokens a step, of the
 packaged mix. All ways begin with the same weights and read the same rows in the same order. *One scale a matrix* is a
-control without blocks: `zero++`, where all numbers of a rank's part of a matrix share a scale, in weights and in
-gradients.
+control without blocks (`bench/studies/non_blocked.py` at 13aab6f): `zero++`, where all numbers of a rank's part of a
+matrix share a scale, in weights and in gradients.
 
 ## While training
 

@@ -32,8 +32,6 @@ def main() -> None:
     for path in FOLDER.glob("whole*.jsonl"):
         write(path.stem, "On all held-out text of the packaged mix", whole_table(read(path)))
     write("selected", "Chosen layers against the last ones", selected_table(selected))
-    for path in FOLDER.glob("variants*.jsonl"):
-        write(path.stem, "Variants of the refit of a ladder", variants_table(read(path)))
     rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
     refitted = {row["wiring"] for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if row["wiring"] in refitted], selected, FOLDER / "frontier.png")
@@ -67,16 +65,6 @@ def selected_table(rows: list[list[Any]]) -> str:
         )
         kls = [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in KINDS]
         lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {layers}', str(exposed), *kls])} |")
-    return "\n".join(lines) + "\n"
-
-
-def variants_table(rows: list[list[Any]]) -> str:
-    """KL of every variant, side by side for the layers that it was tried on."""
-    lines = ["| layers | variant | tokens | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    newest = {(row[0], row[1]): row for row in rows}.values()
-    for name, layers, tokens, on, recipe, _ in sorted(newest, key=lambda row: row[1]):
-        kls = [f"{on[kind]['kl']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([layers, name + _of(recipe), f'{tokens:,}', *kls])} |")
     return "\n".join(lines) + "\n"
 
 

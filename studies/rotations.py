@@ -29,6 +29,7 @@ from rewired.checkpoint import Checkpoint
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.refit.activation_store import ActivationStore
+from rewired.refit.fitting import token_weights
 from rewired.refit.run import ALGORITHM_VERSION, load_text, model_config
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Weights
@@ -212,9 +213,9 @@ def _left(sweep: Sweep, of_module: Sequence[Read]) -> torch.Tensor:
     for shard in range(len(of_module[0].missing)):
         x, y = [], []
         for read in of_module:
-            weights = sweep.fitter.token_weights(read.total)
+            weights = token_weights(read.total)
             view = read.total - read.missing[shard]
-            x.append((sweep.fitter.token_weights(view) * view).flatten(0, 1))
+            x.append((token_weights(view) * view).flatten(0, 1))
             y.append((weights * read.missing[shard]).flatten(0, 1))
         inputs, targets = torch.cat(x).double(), torch.cat(y).double()
         gram = inputs.T @ inputs

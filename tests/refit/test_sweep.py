@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
-from rewired.model.wiring import ModuleWiring
 from rewired.refit import fitting
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
@@ -45,7 +44,7 @@ def weights_of(model: RewiredLlamaForCausalLM, folder: Path) -> Weights:
 
 
 def swept(
-    wiring: Sequence[dict[str, Any]], folder: Path, gains: bool = False, fitter: fitting.Fitter | None = None
+    wiring: Sequence[dict[str, Any]], folder: Path, gains: bool = False
 ) -> tuple[RewiredLlamaForCausalLM, dict[str, torch.Tensor]]:
     """The model before a sweep, and the tensors that the sweep changed."""
     before = rewired_model(list(wiring), random_gains=False)
@@ -58,7 +57,6 @@ def swept(
         ActivationStore(None),
         gains=gains,
         matrices=True,
-        fitter=fitter,
     )
     finished = Finished(folder / "finished", {})
     sweep.run(finished, lambda *_: None)
@@ -94,26 +92,3 @@ def test_weights_are_those_of_the_naive_refit(name: str, gains: bool, tmp_path: 
         torch.testing.assert_close(
             found[key].double(), tensor, rtol=1e-3, atol=1e-3, msg=lambda text, k=key: f"{k}: {text}"
         )
-
-
-class OutputsFromLayerTwo(fitting.Fitter):
-    """A study's variant: no inputs are fitted, and outputs of all layers from the third on, from other weights."""
-
-    def fits(self, layer: int, wiring: ModuleWiring) -> bool:
-        return layer >= 2
-
-    def start(self, layer: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return tensors | {"mlp.up_proj.weight": 2 * tensors["mlp.up_proj.weight"]}
-
-    def fit_input(self, *_: Any) -> tuple[None, None]:
-        return None, None
-
-
-def test_a_study_overrides_what_is_fitted_and_from_where(tmp_path: Path) -> None:
-    before, changed = swept([{"layers": "1-4", "preset": "ladder"}], tmp_path, fitter=OutputsFromLayerTwo())
-    layers = [f"model.layers.{layer}" for layer in range(2, 6)]
-    outputs = {f"{layer}.{name}.weight" for layer in layers for name in ("self_attn.o_proj", "mlp.down_proj")}
-    starts = {f"{layer}.mlp.up_proj.weight" for layer in layers}
-    assert starts < changed.keys() <= starts | outputs
-    for name in starts:
-        torch.testing.assert_close(changed[name], 2 * before.state_dict()[name])

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from rewired.model.residual_stream import ResidualStream
-from rewired.model.wiring import ModuleWiring
 
 from .activation_store import on_device
 from .least_squares import RidgeRegression, Solution
@@ -89,112 +88,88 @@ class Fit:
         return cls(fit["layer"], fit["module"], **errors)
 
 
-@dataclass
-class Fitter:
-    """How modules are fitted: the refit uses it as it is, and studies of the refit override parts of it."""
+def fit_gain(module: RefitModule, batches: Sequence[Batch], device: torch.device) -> Errors:
+    """Let what a shard sees of its own stand for what all contributed: a quotient for each shard and channel.
 
-    input_ridges: Sequence[float] = INPUT_RIDGES
-    output_ridges: Sequence[float] = OUTPUT_RIDGES
-    teacher_share: float = TEACHER_SHARE
+    g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part; with a small ridge
+    that draws it to what it was (docs/refit.md).
+    """
+    assert module.gain is not None, "only a module that reads shards has a gain"
+    gain = module.gain.weight
+    products, squares = torch.zeros(2, *gain.shape, dtype=torch.float64, device=device)  # [r, H]
+    held_out = []
+    for batch in batches:
+        stream = on_device(batch.refitted, device)
+        _, after = module.read(stream)
+        scale = token_weights(batch.original.to(device))
+        own, missing = scale * after.own_parts(), scale * (stream.total(module.shards) - after.settled)
+        if batch.held_out:
+            held_out.append((own, missing))
+        else:
+            products += (own * missing).double().sum((1, 2))
+            squares += own.double().square().sum((1, 2))
+    ridge = _GAIN_RIDGE * squares.mean()
+    quotients = (products + ridge * gain) / (squares + ridge)
+    fitted = torch.where(squares + ridge > 0, quotients, gain.double()).to(gain.dtype)
+    errors = Errors(_gain_error(gain, held_out), _gain_error(fitted, held_out))
+    if not errors.after < errors.before:
+        return Errors(errors.before, errors.before)
+    gain.copy_(fitted)
+    return errors
 
-    def fits(self, layer: int, wiring: ModuleWiring) -> bool:
-        """Whether a module of `layer` with this `wiring` is fitted at all."""
-        return wiring.is_rewired
 
-    def start(self, layer: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the refit of `layer` starts from, given the original's `tensors` by their names in it."""
-        return tensors
+def fit_input(
+    module: RefitModule, batches: Sequence[Batch], device: torch.device
+) -> tuple[Errors | None, Errors | None]:
+    """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map.
 
-    def before_module(self, batches: Sequence[Batch]) -> None:
-        """Sees the streams before each module, while the original's is not yet beyond it."""
-
-    def fit_gain(self, module: RefitModule, batches: Sequence[Batch], device: torch.device) -> Errors:
-        """Let what a shard sees of its own stand for what all contributed: a quotient for each shard and channel.
-
-        g[k, c] = <u_c, z^k_c> / <z^k_c, z^k_c>, u what the view lacks and z^k the shard's own part; with a small ridge
-        that draws it to what it was (docs/refit.md).
-        """
-        assert module.gain is not None, "only a module that reads shards has a gain"
-        gain = module.gain.weight
-        products, squares = torch.zeros(2, *gain.shape, dtype=torch.float64, device=device)  # [r, H]
-        held_out = []
-        for batch in batches:
-            stream = on_device(batch.refitted, device)
-            _, after = module.read(stream)
-            scale = self.token_weights(batch.original.to(device))
-            own, missing = scale * after.own_parts(), scale * (stream.total(module.shards) - after.settled)
-            if batch.held_out:
-                held_out.append((own, missing))
-            else:
-                products += (own * missing).double().sum((1, 2))
-                squares += own.double().square().sum((1, 2))
-        ridge = _GAIN_RIDGE * squares.mean()
-        quotients = (products + ridge * gain) / (squares + ridge)
-        fitted = torch.where(squares + ridge > 0, quotients, gain.double()).to(gain.dtype)
-        errors = Errors(_gain_error(gain, held_out), _gain_error(fitted, held_out))
-        if not errors.after < errors.before:
-            return Errors(errors.before, errors.before)
-        gain.copy_(fitted)
-        return errors
-
-    def fit_input(
-        self, module: RefitModule, batches: Sequence[Batch], device: torch.device
-    ) -> tuple[Errors | None, Errors | None]:
-        """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map.
-
-        min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where views differ.
-        There an MLP's neurons then move to the shards that compute them best. Returns the map's errors, and those of
-        what an MLP adds before and after its neurons are placed.
-        """
-        shards, width = module.shards.total if module.wiring.reads_shards else 1, module.norm.weight.shape[0]
-        regression, scales = RidgeRegression(shards, width, width, device), []
-        for batch in batches:
-            inputs, targets = self.input_problem(module, batch, on_device(batch.refitted, device))
-            inputs, targets = inputs.reshape(shards, -1, width), targets.reshape(1, -1, width)
-            regression.add(inputs, targets - inputs, batch.held_out)
-            if batch.held_out:
-                scales.append(self.token_weights(batch.original.to(device)).reshape(-1, 1))
-        solution = self.solve(regression, self.input_ridges)
-        placement = _place(module, solution, regression, scales) if module.is_mlp and shards > 1 else None
-        if solution.is_better:
-            module.fold_input(solution.delta)
-        return Errors.of(solution), placement
-
-    def input_problem(
-        self, module: RefitModule, batch: Batch, stream: ResidualStream
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the input's matrix maps, [B, T, H] or [r, B, T, H], and onto what, [B, T, H]."""
+    min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where views differ.
+    There an MLP's neurons then move to the shards that compute them best. Returns the map's errors, and those of
+    what an MLP adds before and after its neurons are placed.
+    """
+    shards, width = module.shards.total if module.wiring.reads_shards else 1, module.norm.weight.shape[0]
+    regression, scales = RidgeRegression(shards, width, width, device), []
+    for batch in batches:
+        stream = on_device(batch.refitted, device)
         view, _ = module.read(stream)
-        return module.normalised(view), module.normalised(stream.total(module.shards))
+        inputs = module.normalised(view).reshape(shards, -1, width)
+        targets = module.normalised(stream.total(module.shards)).reshape(1, -1, width)
+        regression.add(inputs, targets - inputs, batch.held_out)
+        if batch.held_out:
+            scales.append(token_weights(batch.original.to(device)).reshape(-1, 1))
+    solution = regression.solve(INPUT_RIDGES)
+    placement = _place(module, solution, regression, scales) if module.is_mlp and shards > 1 else None
+    if solution.is_better:
+        module.fold_input(solution.delta)
+    return Errors.of(solution), placement
 
-    def fit_output(
-        self, module: RefitModule, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device
-    ) -> Errors | None:
-        """Let the module add what its stream lacks of the original's, as far as `hidden`, one [B, T, A] a batch, tells.
 
-        W += ridge(hidden -> original's stream after the module - ours).
-        """
-        inputs, outputs = module.output.in_features, module.output.out_features
-        regression = RidgeRegression(1, inputs, outputs, device)
-        for batch, own in zip(batches, hidden, strict=True):
-            own, original = own.to(device), batch.original.to(device)
-            _, stream = module.read(on_device(batch.refitted, device))
-            missing = original - module.write(stream, own).total(module.shards)
-            scale = self.token_weights(original)
-            pair = (scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs)
-            regression.add(*pair, batch.held_out)
-        solution = self.solve(regression, self.output_ridges)
-        if solution.is_better:
-            module.fold_output(solution.delta[0])
-        return Errors.of(solution)
+def fit_output(
+    module: RefitModule, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device
+) -> Errors | None:
+    """Let the module add what its stream lacks of the original's, as far as `hidden`, one [B, T, A] a batch, tells.
 
-    def solve(self, regression: RidgeRegression, ridges: Sequence[float]) -> Solution:
-        return regression.solve(ridges)
+    W += ridge(hidden -> original's stream after the module - ours).
+    """
+    inputs, outputs = module.output.in_features, module.output.out_features
+    regression = RidgeRegression(1, inputs, outputs, device)
+    for batch, own in zip(batches, hidden, strict=True):
+        own, original = own.to(device), batch.original.to(device)
+        _, stream = module.read(on_device(batch.refitted, device))
+        missing = original - module.write(stream, own).total(module.shards)
+        scale = token_weights(original)
+        pair = (scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs)
+        regression.add(*pair, batch.held_out)
+    solution = regression.solve(OUTPUT_RIDGES)
+    if solution.is_better:
+        module.fold_output(solution.delta[0])
+    return Errors.of(solution)
 
-    def token_weights(self, original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
-        """What an error at each token counts, as a factor: the inverse RMS of the original's stream."""
-        mean_square = original.square().mean(-1, keepdim=True)
-        return torch.where(mean_square > 0, mean_square.rsqrt(), 0.0)  # a padding token's embedding may be zero
+
+def token_weights(original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
+    """What an error at each token counts, as a factor: the inverse RMS of the original's stream."""
+    mean_square = original.square().mean(-1, keepdim=True)
+    return torch.where(mean_square > 0, mean_square.rsqrt(), 0.0)  # a padding token's embedding may be zero
 
 
 def _gain_error(gain: torch.Tensor, held_out: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -23,7 +23,7 @@ from rewired.model.wiring import Wiring
 
 from .activation_store import ActivationStore, on_device
 from .calibration import Calibration
-from .fitting import Batch, Fit, Fitter
+from .fitting import TEACHER_SHARE, Batch, Fit, fit_gain, fit_input, fit_output
 from .layers import Layers
 from .refit_module import RefitModule
 from .weights import Finished, FinishedLayer, Weights
@@ -38,8 +38,8 @@ class BrokenWeightsError(ValueError):
 class Sweep:
     """A refit of all rewired layers of `config` on `calibration`, from the original's `weights`.
 
-    `gains` and `matrices` say what is fitted, and the `fitter` how. Fitted weights are rounded to the dtype that they
-    will be stored in, `dtype` or, where that is None, the source's, before the next module is fitted on their outputs.
+    `gains` and `matrices` say what is fitted. Fitted weights are rounded to the dtype that they will be stored in,
+    `dtype` or, where that is None, the source's, before the next module is fitted on their outputs.
     `seconds` is how long the original takes for all tokens, its head left out.
     """
 
@@ -52,12 +52,10 @@ class Sweep:
         store: ActivationStore,
         gains: bool,
         matrices: bool,
-        fitter: Fitter | None = None,
     ) -> None:
         self.config, self.weights, self.calibration = config, weights, calibration
         self.layers = Layers(config, weights, getattr(torch, dtype) if dtype else None)
         self.store, self.gains, self.matrices = store, gains, matrices
-        self.fitter = fitter or Fitter()
         self.device = weights.device
         self.tokens = sum(texts.numel() for held_out in (False, True) for texts in calibration.texts(held_out))
         self.seconds = 0.0
@@ -135,13 +133,11 @@ class Sweep:
         source = self.weights.layer(index)
         both = (self.dense_wirings, self.wirings)
         original, converted = (self.layers.build(index, wirings[index], source) for wirings in both)
-        start = source | _to(known.tensors, self.device) if known else self.fitter.start(index, source)
-        refitted = self.layers.build(
-            index, self.wirings[index], {name: tensor.clone() for name, tensor in start.items()}
-        )
+        start = source | _to(known.tensors, self.device) if known else source
+        start = {name: tensor.clone() for name, tensor in start.items()}
+        refitted = self.layers.build(index, self.wirings[index], start)
         fits = list(known.fits) if known else []
         for is_mlp in (False, True):
-            self.fitter.before_module(batches)
             self._step_original(RefitModule(original, is_mlp), batches)
             self._step_converted(RefitModule(converted, is_mlp), batches)
             module = RefitModule(refitted, is_mlp)
@@ -164,7 +160,7 @@ class Sweep:
 
     def _fits(self, index: int) -> list[bool]:
         """Whether the attention of layer `index` is fitted, and whether its MLP is."""
-        return [self.fitter.fits(index, wiring) for wiring in self.wirings[index]]
+        return [wiring.is_rewired for wiring in self.wirings[index]]
 
     def _step_original(self, module: RefitModule, batches: Sequence[Batch]) -> None:
         started = self._now()
@@ -198,16 +194,16 @@ class Sweep:
         """The module's fit if there is one: gain, input and output, each on streams that the one before it makes."""
         gain = inputs = placement = output = None
         if is_fitted and self.gains and module.gain is not None:
-            gain = self.fitter.fit_gain(module, batches, self.device)
+            gain = fit_gain(module, batches, self.device)
         if is_fitted and self.matrices and module.wiring.lacks_something:
-            inputs, placement = self.fitter.fit_input(module, batches, self.device)
+            inputs, placement = fit_input(module, batches, self.device)
         round_weights()
         hidden = []
         for batch in batches:
             view, _ = module.read(on_device(batch.refitted, self.device))
             hidden.append(self.store.put(self.hidden(module, view)))
         if is_fitted and self.matrices:
-            output = self.fitter.fit_output(module, hidden, batches, self.device)
+            output = fit_output(module, hidden, batches, self.device)
             round_weights()
         for batch, own in zip(batches, hidden, strict=True):
             _, stream = module.read(on_device(batch.refitted, self.device))
@@ -225,7 +221,7 @@ class Sweep:
         corrects what the last ones have missed, rather than all that was ever missed.
         """
         missing = original.to(self.device) - stream.total(self.shards)
-        return stream._replace(settled=stream.settled + self.fitter.teacher_share * missing)
+        return stream._replace(settled=stream.settled + TEACHER_SHARE * missing)
 
     @torch.no_grad()
     def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:

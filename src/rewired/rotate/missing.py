@@ -20,6 +20,7 @@ from rewired.model.wiring import ModuleWiring
 from rewired.ranks import choose_device
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
+from rewired.refit.fitting import token_weights
 from rewired.refit.refit_module import RefitModule
 from rewired.refit.request import RefitRequest
 from rewired.refit.run import explain_oom, load_text, model_config
@@ -72,7 +73,7 @@ def measure(sweep: Sweep) -> Missing:
     width = sweep.config.hidden_size
     covariance = torch.zeros(width, width, dtype=torch.float64, device=sweep.device)
     for read in reads(sweep):
-        rows = (sweep.fitter.token_weights(read.total) * read.missing).reshape(-1, width)
+        rows = (token_weights(read.total) * read.missing).reshape(-1, width)
         covariance += rows.mT @ rows
     if not bool(covariance.isfinite().all()):
         raise BrokenWeightsError("The original gives no finite numbers: are the checkpoint's weights whole?")
