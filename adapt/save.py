@@ -16,6 +16,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_llama import AUTO_MAP, write_code
 from rewired.convert.destination import staged_folder
+from rewired.model.version import VERSION
 from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
@@ -37,7 +38,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     history = trainer.state.log_history
     earlier = _trained_folder(stage.recipe.model)
     readme = card(start.folder, earlier, final.parent.name, start.name, stage.given, history, record, notes)
-    config |= {"auto_map": AUTO_MAP, RECORD: record}
+    config |= {"auto_map": AUTO_MAP, "wiring_version": VERSION, RECORD: record}
     with staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
         write_code(staging)  # a start that was fetched from the hub brings none

@@ -35,6 +35,7 @@ CODE = {
     "residual_stream.py",
     "sharding.py",
     "tensor_parallel.py",
+    "version.py",
     "wiring.py",
 }
 
@@ -67,7 +68,7 @@ def test_the_config_is_readable_and_names_our_class(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     assert config["architectures"] == ["RewiredLlamaForCausalLM"]
     assert config["model_type"] == "rewired_llama"
-    assert config["tp_shards"] == 4
+    assert (config["wiring_version"], config["tp_shards"]) == (2, 4)
     assert config["wiring"] == [
         {"layers": "0-2:attn", "preset": "ladder", "peek": True},
         {"layers": "0-1:mlp,2-4", "preset": "partial", "shared_fraction": 0.5, "merge": "sum"},

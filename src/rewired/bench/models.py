@@ -88,7 +88,7 @@ def config_of(contender: Contender, config: LlamaConfig, tp_shards: int) -> Llam
     """That of a contender, of the sizes of `config`."""
     if contender.is_stock:
         return config
-    return RewiredLlamaConfig.from_dict({**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards})
+    return RewiredLlamaConfig(**{**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards})
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh:

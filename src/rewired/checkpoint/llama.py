@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.model.layer_ranges import as_ranges
+from rewired.model.version import check_version
 from rewired.model.wiring import Wiring, check_shards
 
 _MOST_LAYERS = 10_000  # a broken number must not fill the memory
@@ -122,9 +123,13 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None, most
 
 
 def source_wiring(config: Mapping[str, Any], shape: LlamaShape) -> Wiring:
-    """The wiring that a checkpoint already has: dense, ours, or the Ladder paper's authors' own format."""
+    """The wiring that a checkpoint already has: dense, ours, or the Ladder paper's authors' own format.
+
+    Raises ValueError where the wiring is malformed, or of a version that is not computed here.
+    """
     entries: Any = []
     if config["model_type"] == REWIRED:
+        check_version(config)
         entries = config.get("wiring")
     elif config["model_type"] == AUTHORS_LADDER:
         entries = _authors_ladder(config.get("ladder_layers"), shape.num_hidden_layers)

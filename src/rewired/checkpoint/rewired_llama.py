@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired import model
+from rewired.model.version import VERSION
 
 from .llama import DENSE, REWIRED
 
@@ -18,7 +19,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",
     "AutoModelForCausalLM": "modeling_rewired_llama.RewiredLlamaForCausalLM",
 }
-_OURS = ("auto_map", "wiring", "tp_shards", "ladder_layers")  # entries that a stock Llama's config does not have
+# entries that a stock Llama's config does not have
+_OURS = ("auto_map", "wiring", "wiring_version", "tp_shards", "ladder_layers")
 
 
 def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]], tp_shards: int) -> dict[str, Any]:
@@ -27,6 +29,7 @@ def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]],
         "model_type": REWIRED,
         "architectures": ["RewiredLlamaForCausalLM"],
         "auto_map": AUTO_MAP,
+        "wiring_version": VERSION,
         "tp_shards": tp_shards,
         "wiring": list(wiring),
     }

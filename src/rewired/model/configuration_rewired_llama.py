@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
+from .version import FIRST, VERSION, check_version
 from .wiring import Wiring, check_shards
 
 
@@ -20,8 +21,10 @@ class RewiredLlamaConfig(LlamaConfig):
         tp_shards (`int`, *optional*, defaults to 1):
             The number of logical tensor-parallel shards r. It is part of the model's function for `desync`,
             `partial`, `peek` and payloads, wherever the model runs.
+        wiring_version (`int`, *optional*):
+            The version of the format, see `version.py`.
 
-    Raises ValueError when the wiring or tp_shards do not fit the model.
+    Raises ValueError when the wiring or tp_shards do not fit the model, and for a version that it does not know.
     """
 
     model_type = "rewired_llama"
@@ -29,9 +32,17 @@ class RewiredLlamaConfig(LlamaConfig):
 
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
+    wiring_version: Any = VERSION
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config that a checkpoint's `config.json` holds, whatever its version; it is of ours from then on."""
+        return super().from_dict({"wiring_version": FIRST, **config_dict}, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        check_version(vars(self))
+        self.wiring_version = VERSION
         check_shards(
             self.tp_shards,
             num_attention_heads=self.num_attention_heads,

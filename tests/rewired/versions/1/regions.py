@@ -1,0 +1,160 @@
+"""Regions of layers that share a preset: as `config.json` holds them, checked, and written back. Without torch.
+
+[{"layers": "0-16", "preset": "standard"},
+ {"layers": "16-32", "preset": "ladder", "peek": true}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from .layer_ranges import LayerRange, as_ranges, parse_layers
+from .payload import FULL
+from .presets import MODIFIERS, PRESETS, STANDARD, Options
+
+Merge = Literal["sum", "mean"]
+InitialGain = Literal["one", "sqrt_shards"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ranges of layers with one preset. In each range, modules are counted anew, and the last one reduces all."""
+
+    ranges: tuple[LayerRange, ...]
+    preset: str
+    options: Options = field(hash=False)  # all of the preset's, and the modifiers
+
+    @property
+    def peek(self) -> bool:
+        return bool(self.options["peek"])
+
+    @property
+    def overlap(self) -> bool:
+        return bool(self.options["overlap"])
+
+    @property
+    def merge(self) -> Merge:
+        """How local parts are folded into a reduction."""
+        merge: Merge = self.options.get("merge", "sum")
+        return merge
+
+    @property
+    def initial_gain(self) -> InitialGain:
+        gain: InitialGain = self.options["initial_gain"]
+        return gain
+
+    @property
+    def payload(self) -> str:
+        """What a reduction sends: `payload.py`."""
+        return str(self.options["payload"])
+
+    @property
+    def is_dense(self) -> bool:
+        return self.preset == STANDARD and not (self.peek or self.overlap) and self.payload == FULL
+
+    @property
+    def layers(self) -> str:
+        return ",".join(str(layer_range) for layer_range in self.ranges)
+
+    @property
+    def module_indices(self) -> list[int]:
+        return [index for layer_range in self.ranges for index in layer_range.module_indices]
+
+    def describe(self) -> str:
+        """The region's wiring in a few words: `ladder + peek`, `desync-4x`, `partial 0.5 (mean)`, `standard + int8`."""
+        preset = PRESETS[self.preset]
+        merge = " (mean)" if self.merge == "mean" else ""
+        modifiers = [("peek", self.peek, preset.peek), ("overlap", self.overlap, preset.overlap)]
+        changed = [f" {'+' if value else '-'} {name}" for name, value, default in modifiers if value != default]
+        payload = "" if self.payload == FULL else f" + {self.payload}"
+        return self.preset + preset.label.format(**self.options) + merge + "".join(changed) + payload
+
+    def without(self, modules: set[int]) -> Region:
+        """The region less `modules`. Untouched ranges stay as they are, since each range is a unit."""
+        ranges: list[LayerRange] = []
+        for layer_range in self.ranges:
+            left = set(layer_range.module_indices) - modules
+            ranges += [layer_range] if len(left) == len(layer_range.module_indices) else as_ranges(left)
+        return replace(self, ranges=tuple(ranges))
+
+    def to_json(self) -> dict[str, Any]:
+        """`layers`, `preset`, the preset's own options, and those modifiers that differ from its defaults."""
+        preset = PRESETS[self.preset]
+        own, defaults = {option.name for option in preset.options}, preset.defaults()
+        written = {name: value for name, value in self.options.items() if name in own or value != defaults[name]}
+        return {"layers": self.layers, "preset": self.preset, **written}
+
+
+def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) -> Region:
+    """A checked region. An option that is None takes the preset's default. Raises ValueError."""
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ValueError(f"'{preset}' is not a wiring: choose one of {', '.join(PRESETS)}.")
+    known = (*PRESETS[preset].options, *MODIFIERS)
+    readers = {option.name: option.read for option in known}
+    given = {
+        name: readers[name](value) if name in readers else value for name, value in options.items() if value is not None
+    }
+    _check_options(layers, preset, given)
+    values = PRESETS[preset].defaults() | given
+    return Region(parse_layers(layers, num_layers), preset, {option.name: values[option.name] for option in known})
+
+
+def _check_options(layers: str, preset: str, given: Options) -> None:
+    known = (*PRESETS[preset].options, *MODIFIERS)
+    names = sorted(option.name for option in known)
+    for name in given:
+        if name not in names:
+            listed = ", ".join(f"'{known_name}'" for known_name in names)
+            raise ValueError(f"'{name}' is no option of layers {layers}, wiring '{preset}': it takes {listed}.")
+    if PRESETS[preset].whole_layers and ":" in layers:
+        raise ValueError(
+            f"'{preset}' joins the attention and the MLP of a layer: it cannot cover only one of them ({layers})."
+        )
+    for option in PRESETS[preset].options:
+        if option.default is None and option.name not in given:
+            words = option.name.replace("_", " ")
+            raise ValueError(
+                f"'{preset}' layers {layers} need a {words}: give {option.wanted}, with {option.flag} on the command "
+                f"line or as {option.name} in a file."
+            )
+    for option in known:
+        if option.name in given and not option.is_valid(given[option.name]):
+            value = given[option.name]
+            raise ValueError(f"'{option.name}' of layers {layers} is {value!r}: it must be {option.wanted}.")
+
+
+def parse_regions(entries: Sequence[Mapping[str, Any]] | None, num_layers: int) -> list[Region]:
+    """Regions from their JSON form, checked, sorted, and with every layer that is not named as `standard`.
+
+    Raises ValueError when an entry is malformed or two regions overlap.
+    """
+    if not isinstance(entries, list | tuple | None):
+        raise ValueError(f"wiring {entries!r} is not a list of regions.")
+    return complete([parse_region(entry, num_layers) for entry in entries or []], num_layers)
+
+
+def parse_region(entry: Mapping[str, Any], num_layers: int) -> Region:
+    """A region from its JSON form, checked. Raises ValueError."""
+    if not isinstance(entry, Mapping) or not {"layers", "preset"} <= set(entry):
+        raise ValueError(f"A wiring entry needs 'layers' and 'preset', this one has {entry!r}.")
+    options = {name: value for name, value in entry.items() if name not in ("layers", "preset")}
+    return make_region(str(entry["layers"]), entry["preset"], num_layers, **options)
+
+
+def complete(regions: Sequence[Region], num_layers: int) -> list[Region]:
+    """`regions` in order, with all other modules as `standard`. Raises ValueError when two overlap."""
+    owner: dict[int, Region] = {}
+    for region in regions:
+        for index in region.module_indices:
+            if index in owner:
+                raise ValueError(
+                    f"Layer {index // 2} is named twice, by '{owner[index].preset}' layers {owner[index].layers} "
+                    f"and by '{region.preset}' layers {region.layers}: give each module one wiring."
+                )
+            owner[index] = region
+    rewired = [region for region in regions if not region.is_dense]
+    dense = set(range(2 * num_layers)).difference(*(region.module_indices for region in rewired))
+    fill = [make_region(str(layer_range), STANDARD, num_layers) for layer_range in as_ranges(dense)]
+    return sorted(rewired + fill, key=lambda region: min(region.module_indices))

@@ -1,0 +1,151 @@
+"""The shard axis: stock Llama modules, run on views that differ per tensor-parallel shard.
+
+Shard k owns the k-th block of rows of a column-parallel projection (q, k, v, gate, up) and the k-th block of columns
+of a row-parallel one (o, down). One batched matmul multiplies every shard's view with its own block, so the work is
+that of the plain projection. Under tensor parallelism a rank holds the weights of its own shards only, and runs the
+same code on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import linear
+
+COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+ROW_PARALLEL = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How many shards a model has in all, and how many of them this process holds.
+
+    They are its logical shards or, where its function does not depend on those, one for each rank.
+    """
+
+    total: int
+    held: int
+    group: str | None = None  # name of the process group of the ranks that hold all of them; None in one process
+
+    @property
+    def ranks(self) -> int:
+        return self.total // self.held
+
+    def as_one(self) -> Shards:
+        """The held shards as a single one, where they read the same view or only their sum counts."""
+        return Shards(self.ranks, 1, self.group)
+
+
+class OnShards:
+    """An attention or MLP as its own `forward` should see it where a shard axis comes in or goes out.
+
+    `LlamaAttention.forward(OnShards(attention, ...), ...)` runs transformers' own code: all attributes are the
+    module's, but its projections read [B, T, r * H] (`reads_shards`) and its last one gives partial sums
+    [r, B, T, H] (`gives_partials`), for the r shards that this process holds.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shards: Shards,
+        reads_shards: bool,
+        gives_partials: bool,
+        projections: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({}),
+    ) -> None:
+        self.module = module
+        self.projections = projections  # that stand in for the module's own
+        self.shards = shards
+        self.reads_shards = reads_shards
+        self.gives_partials = gives_partials
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.projections:
+            return self.projections[name]
+        attribute = getattr(self.module, name)
+        is_split = self.shards.group is not None
+        if name in COLUMN_PARALLEL and (is_split or self.reads_shards):
+            return partial(column_parallel, attribute, self.shards if self.reads_shards else self.shards.as_one())
+        if name in ROW_PARALLEL and self.gives_partials:
+            return partial(row_parallel, attribute, self.shards)
+        if name in ROW_PARALLEL and is_split:
+            return lambda hidden_states: row_parallel(attribute, self.shards.as_one(), hidden_states)[0]
+        return attribute
+
+
+def pack_shards(views: torch.Tensor) -> torch.Tensor:
+    """[r, B, T, H] -> [B, T, r * H]: stock modules take the leading axes for batch and sequence."""
+    return views.movedim(0, -2).flatten(-2)
+
+
+def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
+    """Every held shard's view times its own rows: [B, T, r * H] -> [B, T, out], `out` that of the held shards."""
+    if not is_plain_linear(projection):
+        output = column_parallel(projection.base_layer, shards, packed)
+        for lora_a, lora_b, dropout, scaling in _adapters(projection):
+            views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
+            low_rank = linear(views, on_this_rank(lora_a.weight)).flatten(-2)
+            output = output + scaling * column_parallel(lora_b, shards, low_rank).to(output.dtype)
+        return output
+    weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    if shards.held == 1:
+        return linear(packed, weight, bias)
+    views = packed.unflatten(-1, (shards.held, -1))  # [B, T, r, H]
+    output = torch.einsum("btrh,roh->btro", views, weight.unflatten(0, (shards.held, -1))).flatten(-2)
+    return output if bias is None else output + bias
+
+
+def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Every held shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as its part on each shard."""
+    if not is_plain_linear(projection):
+        partials = row_parallel(projection.base_layer, shards, hidden_states)
+        for lora_a, lora_b, dropout, scaling in _adapters(projection):
+            low_rank = row_parallel(lora_a, shards, dropout(hidden_states.to(lora_a.weight.dtype)))
+            partials = partials + scaling * linear(
+                low_rank, on_this_rank(lora_b.weight), _part(lora_b.bias, shards)
+            ).to(partials.dtype)
+        return partials
+    weight, bias = on_this_rank(projection.weight), _part(projection.bias, shards)
+    if shards.held == 1:
+        return linear(hidden_states, weight, bias)[None]
+    inputs = hidden_states.unflatten(-1, (shards.held, -1))  # [B, T, r, in / r]
+    partials = torch.einsum("btri,hri->rbth", inputs, weight.unflatten(1, (shards.held, -1)))
+    return partials if bias is None else partials + bias
+
+
+def on_this_rank(parameter: Any) -> Any:
+    """The rows or columns of a parameter that this rank holds; all of it in one process."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _part(bias: torch.Tensor | None, shards: Shards) -> torch.Tensor | None:
+    return None if bias is None else on_this_rank(bias) / shards.total
+
+
+def is_plain_linear(projection: Any) -> bool:
+    return type(projection) is nn.Linear
+
+
+def _adapters(projection: Any) -> Iterator[tuple[nn.Linear, nn.Linear, nn.Module, float]]:
+    """The active LoRA adapters of a projection that PEFT has wrapped: A, B, dropout and scaling of each.
+
+    Raises ValueError for whatever else wraps it.
+    """
+    unknown = {name.split(".")[0] for name, _ in projection.named_parameters()} - {"base_layer", "lora_A", "lora_B"}
+    if unknown or not hasattr(projection, "lora_A"):
+        raise ValueError(
+            f"{type(projection).__name__} cannot be split over shards: only plain linear layers and plain LoRA (no "
+            "DoRA, no quantisation) are known to. Leave this projection out of target_modules, or use plain LoRA."
+        )
+    if projection.merged or projection.disable_adapters:
+        return
+    for name in projection.active_adapters:
+        if name in projection.lora_A:
+            parts = projection.lora_A[name], projection.lora_B[name], projection.lora_dropout[name]
+            yield *parts, projection.scaling[name]
