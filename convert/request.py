@@ -9,6 +9,7 @@ from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.model.regions import Region
+from rewired.model.wiring_text import region_name
 from rewired.refit.request import RefitRequest
 from rewired.rotate.request import check_kind
 
@@ -51,5 +52,5 @@ def _slug(region: Region) -> str:
     layers = region.layers
     if len(region.ranges) > _MOST_RANGES:
         layers = f"{len({index // 2 for index in region.module_indices})} layers"
-    words = f"{region.describe()} {layers}".replace(" + ", "-").replace(" - ", "-no-")
-    return re.sub(r"[^\w.-]+", "-", words.replace(",", "_")).strip("-")
+    words = re.sub("-(?=peek|overlap)", "-no-", region_name(region)) + f" {layers}".replace(",", "_")
+    return re.sub(r"[^\w.-]+", "-", words)

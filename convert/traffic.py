@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.model.wiring_text import region_name
 
 _WAITING = (
     "The model waits for an all-reduce only where the next module needs its result; else it computes on meanwhile."
@@ -57,7 +58,7 @@ class LayerTable:
             return Traffic.of(modules, tp_shards, _ITEM_BYTES.get(dtype, 2))
 
         rows = [
-            (region.layers, region.describe(), traffic(wiring.modules[index] for index in region.module_indices))
+            (region.layers, region_name(region), traffic(wiring.modules[index] for index in region.module_indices))
             for region in wiring.regions
         ]
         dense = Wiring.dense(wiring.num_layers, wiring.hidden_size)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 import rewired
 from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.wiring_text import region_name
 from rewired.sources import checkpoint_folder, gguf
 
 from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
@@ -125,8 +126,8 @@ def test_it_loads_as_our_class_and_computes_the_new_wiring(source: Path) -> None
     out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder", "peek": True}])).out
     model = AutoModelForCausalLM.from_pretrained(out)
     assert type(model) is RewiredLlamaForCausalLM
-    wiring = {attn.region.describe() for attn, _ in model.config.resolved_wiring.layers}
-    assert wiring == {"standard", "ladder + peek"}
+    wiring = {region_name(attn.region) for attn, _ in model.config.resolved_wiring.layers}
+    assert wiring == {"standard", "ladder+peek"}
     assert not torch.allclose(logits(out), logits(source))
 
 
@@ -151,7 +152,7 @@ OPTIONS = {
     "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
     "standard-int8-0-6": ["--standard-layers", "0-", "--payload", "int8"],
     "ladder-peek-int4-int8-2-4": ["--ladder-layers", "2-4", "--peek", "--payload", "int4/int8"],
-    "standard-8-0.1_4-0.9-0-6": ["--standard-layers", "0-", "--payload", "8:0.1,4:0.9"],
+    "standard-8-0.1-4-0.9-0-6": ["--standard-layers", "0-", "--payload", "8:0.1,4:0.9"],
     "parallel-0-2-ladder-4-6": ["--parallel-layers", "0-2", "--ladder-layers", "4-6"],
 }
 
@@ -216,7 +217,7 @@ def test_the_model_card_tells_what_it_is_and_how_it_was_made(source: Path) -> No
     card = (source.parent / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n"), "no folder is a base that the hub knows"
     assert 'license: "llama3.1"\n' in card
-    assert "| 2-4 | ladder + peek | 4 | 1 |" in card
+    assert "| 2-4 | ladder+peek | 4 | 1 |" in card
     assert "    convert tiny-llama out --ladder-layers 2-4 --peek\n" in card
 
 

@@ -14,6 +14,7 @@ from rewired.convert import Request, convert
 from rewired.convert.cli import main
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.presets import PRESETS, Option, Preset
+from rewired.model.wiring_text import parse_wiring
 from tests.rewired.reference import reference_logits
 
 from .checkpoints import config_of, logits
@@ -33,9 +34,9 @@ WALTZ = Preset(
             metavar="N",
             help="N of {presets} layers, 3 by default.",
             default=3,
+            text="-in-{}",
         ),
     ),
-    label=" in {beats}",
 )
 
 
@@ -58,10 +59,11 @@ def test_it_converts_loads_and_runs(
     assert run_convert("tiny-llama", "--waltz-layers", "1-5", "--json", monkeypatch=monkeypatch) == 0
     out = source.parent / "tiny-llama-waltz-in-3-1-5"
     report = json.loads(capsys.readouterr().out)
-    assert report["layers"][1] == {"layers": "1-5", "wiring": "waltz in 3", "all_reduces": 3, "exposed": 3} | {
+    assert report["layers"][1] == {"layers": "1-5", "wiring": "waltz-in-3", "all_reduces": 3, "exposed": 3} | {
         "bytes_sent": 3 * 32 * 4 * 3 // 2
     }
     assert config_of(out)["wiring"][1] == {"layers": "1-5", "preset": "waltz", "beats": 3}
+    assert parse_wiring("waltz-in-3@1-5") == [config_of(out)["wiring"][1]]
     assert type(AutoModelForCausalLM.from_pretrained(out)) is RewiredLlamaForCausalLM
 
     desync = [{"layers": "1-5", "preset": "desync", "every": 3}]

@@ -45,7 +45,7 @@ def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) ->
     ]
     note = "A rank that holds several of the 4 shards sends the part of each"
     printed = run("rewired", "info", "out", cwd=source.parent).stdout
-    assert "standard + int4" in printed and note in " ".join(printed.split())
+    assert "standard+int4" in printed and note in " ".join(printed.split())
     assert note in (source.parent / "out" / "README.md").read_text()
     told = json.loads(run("rewired", "info", "out", "--json", cwd=source.parent).stdout)
     packed = 11 * (64 // 2 + 2) + (64 + 2)  # 32 channels fill half of a group; the model's last module sends 8 bits

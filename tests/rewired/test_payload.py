@@ -17,6 +17,7 @@ from rewired.model.payload import Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
 from rewired.model.regions import make_region
 from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.model.wiring_text import region_name
 
 from .test_against_reference import assert_like_reference, cases
 from .tiny import PAYLOADS, SIZES, rewired_model, tokens
@@ -157,7 +158,7 @@ def test_a_payload_is_part_of_the_function_and_of_the_config() -> None:
     wiring = Wiring.from_json([{"layers": "0-4", "preset": "standard", "payload": "int8"}], 4, 64)
     assert wiring.depends_on_shards and wiring.rewired_layers == [0, 1, 2, 3]
     assert wiring.to_json() == [{"layers": "0-4", "preset": "standard", "payload": "int8"}]
-    assert wiring.regions[0].describe() == "standard + int8"
+    assert region_name(wiring.regions[0]) == "standard+int8"
     full = Wiring.from_json([{"layers": "0-4", "preset": "standard", "payload": "full"}], 4, 64)
     assert full == Wiring.dense(4, 64)
     config = RewiredLlamaConfig(**SIZES, wiring=[{"layers": "0-6", "preset": "ladder", "payload": TABLE}])

@@ -13,7 +13,8 @@ from rewired.model.version import VERSION
 from .llama import DENSE, REWIRED
 
 # what a checkpoint carries of us, so that `trust_remote_code=True` loads it where rewired is not installed
-MODEL_CODE = sorted(path for path in Path(model.__file__).parent.glob("*.py") if path.name != "__init__.py")
+_ONLY_HERE = ("__init__.py", "wiring_text.py")
+MODEL_CODE = sorted(path for path in Path(model.__file__).parent.glob("*.py") if path.name not in _ONLY_HERE)
 AUTO_MAP = {
     "AutoConfig": "configuration_rewired_llama.RewiredLlamaConfig",
     "AutoModel": "modeling_rewired_llama.RewiredLlamaModel",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.wiring_text import wiring_text
 
 from .wirings import Candidate
 
@@ -68,9 +69,8 @@ def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
 def _selected(entry: dict[str, Any], shape: LlamaShape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
     measured = entry.get("measured") or {}
-    layers = "; ".join(f"{region.describe()} {region.layers}" for region in wiring.rewired_regions)
     share = len(wiring.rewired_layers) / wiring.num_layers
-    return Candidate(entry["name"], layers, wiring, share, measured.get("refitted"))
+    return Candidate(entry["name"], wiring_text(wiring), wiring, share, measured.get("refitted"))
 
 
 @cache

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import report_errors
-from rewired.model.regions import parse_regions
+from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import wiring_text
 from rewired.text import MIX
 
 if TYPE_CHECKING:
@@ -164,11 +165,10 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
         scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
         grid.add_row(str(layer), *scores, "" if own == "standard" else own)
     console.print(grid)
-    grid = Table("", "layers", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
+    grid = Table("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     for each in done.candidates:
-        regions = parse_regions(each.wiring, len(done.choice))
-        layers = "; ".join(f"{region.describe()} {region.layers}" for region in regions if not region.is_dense)
-        grid.add_row(each.name, layers, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
+        wiring = wiring_text(Wiring.from_json(each.wiring, len(done.choice), hidden_size=1))
+        grid.add_row(each.name, wiring, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
     console.print(grid)
     if len(done.candidates) == 1:
         console.print("These are the last layers, which the papers take, too.", highlight=False)
