@@ -13,7 +13,6 @@ results/adapt-smollm2/quick, whose README has the command.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Collection
@@ -66,7 +65,6 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    (FOLDER / "curves").mkdir(parents=True, exist_ok=True)
     known = {row["name"] for row in rows()}
     with tempfile.TemporaryDirectory(prefix="rewired-adapt-") as scratch:
         standard = [{"layers": "0-", "preset": "standard"}]
@@ -82,8 +80,6 @@ def main() -> None:
             with RESULT.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             (FOLDER / "measured.md").write_text(f"{HEAD}\n{table()}")
-            if training not in (None, REFIT):
-                shutil.copy(model / "curves.png", FOLDER / "curves" / f"{_file_name(name)}.png")
             print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
 
 
