@@ -36,7 +36,7 @@ from .recipe import checks
 from .recipe.keys import NO_REFIT, Stage
 from .save import save
 from .start import prepare
-from .trainer import checkpoints, run_manifest
+from .trainer import checkpoints, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
 
@@ -48,7 +48,20 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     checkpoint; if it was finished and is now to take more steps, it goes on beyond its end. Raises ValueError with one
     sentence for a recipe, a model or data that cannot be used, and for a loss that diverges.
     """
-    state, out = PartialState(), Path(str(stages[0].config.output_dir))
+    out = Path(str(stages[0].config.output_dir))
+    run_manifest.check_free(out, resume=True)  # more of it is asked once nobody else writes there
+    with run_lock.locked(out):
+        return _adapt(stages, out, resume, on_layer)
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all ranks."""
+    return bool(PartialState().is_main_process)
+
+
+def _adapt(stages: Sequence[Stage], out: Path, resume: bool, on_layer: Callable[..., None]) -> Path:
+    """`adapt` in `out`, which no other run writes."""
+    state = PartialState()
     run_manifest.check_free(out, resume)
     for stage in stages:
         checks.check_devices(stage, state.num_processes)
@@ -76,11 +89,6 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
         state.wait_for_everyone()
         _free_memory()
     return finals[-1]
-
-
-def is_first_rank() -> bool:
-    """Whether this process speaks for all ranks."""
-    return bool(PartialState().is_main_process)
 
 
 def _following(stage: Stage, before: Path) -> Stage:

@@ -11,6 +11,7 @@ from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..recipe.keys import Stage
+from . import run_lock
 
 _FILE = "recipe.json"
 _START_KEYS = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # which determine the start
@@ -44,7 +45,7 @@ def check_free(out: Path, resume: bool) -> None:
     """Raise ValueError if no training may begin in `out`, or go on there with `resume`."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose another output_dir.")
-    if out.exists() and not resume and any(path.name != _FILE for path in out.iterdir()):
+    if out.exists() and not resume and any(path.name not in (_FILE, run_lock.FILE) for path in out.iterdir()):
         raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
 
 
