@@ -1,4 +1,4 @@
-"""The page on the Python API: its blocks are one program, which runs as a reader would run it."""
+"""Pages: the program on the Python API's runs as a reader would run it, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import yaml
 
 from tests.adapt.world import conversations, make_chat, write_rows
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "python.md"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("results/**/*.md")),
+]
 RECIPE = {
     "model": "my-refitted-ladder",
     "datasets": ["rows.jsonl"],
@@ -47,3 +54,19 @@ def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "report" / "report.html").is_file()
     assert names["final"] == Path("trained/final")
     assert json.loads((tmp_path / "trained" / "final" / "config.json").read_text())["model_type"] == "rewired_llama"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def anchors(page: Path) -> list[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
