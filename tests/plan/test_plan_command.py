@@ -154,11 +154,6 @@ def test_one_token_is_no_tokens() -> None:
     assert "prompt 64, 1 new token; " in run("tiny", "--prompt", "64", "--new", "1").output
 
 
-def test_one_row_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "runs.csv").write_text("model,batch,tp,nvlink,wiring\n70B,1,8,yes,ladder\n")
-    assert run("--predict", tmp_path / "runs.csv").output.endswith("runs.csv: predicted_speedup of 1 row.\n")
-
-
 def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
@@ -244,8 +239,6 @@ BAD = {
     "memory": (["llama-3.1-405b"], "Batch 1 does not fit: 105.1 GB of weights"),
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
     "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is no JSON file"),
-    "predict": (["--predict", "none.csv"], "There is no file none.csv"),
-    "predict a model": (["tiny", "--predict", "none.csv"], "--predict takes its models from none.csv"),
     "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
     "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
     "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one number of sequences"),

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from rewired.cli import positive_integers, report_errors
-from rewired.quantities import count
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -51,14 +50,6 @@ def _plan(
     explain: Annotated[bool, typer.Option("--explain", help="Also print where the time of a layer goes.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw speedup over KL into this PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
-    predict: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Instead, fill the column predicted_speedup of a CSV of the Ladder paper's runs: model, batch, tp, "
-            "nvlink, wiring.",
-        ),
-    ] = None,
 ) -> None:
     """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
 
@@ -74,13 +65,6 @@ def _plan(
     ```
     """
     with report_errors("rewired plan"):
-        if predict is not None:
-            if model is not None:
-                raise ValueError(f"--predict takes its models from {predict}: leave out MODEL.")
-            from .predict import fill
-
-            print(f"{predict}: predicted_speedup of {count(fill(predict), 'row')}.")
-            return
         if model is None:
             raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
         nodes, gpus_per_node = _gpus(gpus)

@@ -68,26 +68,6 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Copies:
-    """NCCL without peer-to-peer access (NCCL_P2P_DISABLE=1): small messages are copied through the host's memory.
-
-    Large ones are still reduced by the NVLink switches (NVLS), which the switch does not turn off.
-    """
-
-    near: Ring  # up to four GPUs, which hang on one processor
-    far: Ring
-    up_to_here: float  # bytes of a message that is copied, on one node
-    up_to_across: float  # and between nodes
-    nvls_slack: float  # seconds that a larger one takes longer than with peer-to-peer access
-
-    def ring(self, gpus: int) -> Ring:
-        return self.near if gpus <= 4 else self.far
-
-    def up_to(self, nodes: int) -> float:
-        return self.up_to_here if nodes == 1 else self.up_to_across
-
-
-@dataclass(frozen=True)
 class AllReduce:
     """All-reduce times of a machine, within a node and between nodes.
 
@@ -101,7 +81,6 @@ class AllReduce:
     gpus_per_node: int
     slack: float = 0.0
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
-    copies: Copies | None = None  # without peer-to-peer access
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
     def seconds(self, size: float, gpus: int) -> float:
@@ -109,12 +88,8 @@ class AllReduce:
         if gpus == 1:
             return 0.0
         nodes = math.ceil(gpus / self.gpus_per_node)
-        if self.copies is not None and size <= self.copies.up_to(nodes):
-            within = self.copies.ring(gpus).at(size, min(gpus, self.gpus_per_node))
-        else:
-            within = self._within_node(size, min(gpus, self.gpus_per_node))
         between = self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
-        return self.scale * (within + between + self.slack)
+        return self.scale * (self.within_node(size, gpus) + between + self.slack)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
         """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would.
@@ -125,16 +100,15 @@ class AllReduce:
         seconds = self.seconds(size, gpus)
         if gpus == 1:
             return seconds
-        within = min(gpus, self.gpus_per_node)
-        halves = _of_count(self.halves, within)
-        if halves and self.copies is None:
-            seconds += self.scale * (sum(half.at(size) for half in halves) - self._within_node(size, within))
+        if halves := _of_count(self.halves, min(gpus, self.gpus_per_node)):
+            seconds += self.scale * (sum(half.at(size) for half in halves) - self.within_node(size, gpus))
         return seconds + self.scale * self.slack
 
-    def _within_node(self, size: float, gpus: int) -> float:
-        slack = 0.0 if self.copies is None else self.copies.nvls_slack
-        curve = _of_count(self.curves, gpus)
-        return (curve.at(size) if curve else self.ring.at(size, gpus)) + slack
+    def within_node(self, size: float, gpus: int) -> float:
+        """What a node's share of `gpus` GPUs takes among themselves."""
+        within = min(gpus, self.gpus_per_node)
+        curve = _of_count(self.curves, within)
+        return curve.at(size) if curve else self.ring.at(size, within)
 
 
 def _of_count(by_count: Mapping[int, _T], gpus: int) -> _T | None:

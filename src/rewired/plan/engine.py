@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,6 @@ class Engine:
 
 
 @cache
-def engine_table() -> Mapping[str, Any]:
-    return tomllib.loads((files("rewired.plan") / "engines.toml").read_text("utf-8"))
-
-
 def load(name: str) -> Engine:
-    """`ladder-benchmark`, the Ladder paper's, or `serving`, which stands for vLLM and TensorRT-LLM."""
-    return Engine(**engine_table()[name])
+    """`serving` stands for vLLM and TensorRT-LLM."""
+    return Engine(**tomllib.loads((files("rewired.plan") / "engines.toml").read_text("utf-8"))[name])

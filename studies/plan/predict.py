@@ -1,14 +1,19 @@
-"""Predictions of the Ladder paper's benchmark for the rows of a CSV, so that others can score them."""
+"""Predictions of the Ladder paper's benchmark for the rows of a CSV, so that others can score them.
+
+python -m studies.plan.predict FILE.csv     # fills the column predicted_speedup
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rewired.plan.shapes import named_shapes
+
 from .benchmark import MODELS, WIRINGS, Run, predicted_speedup
-from .shapes import named_shapes
 
 COLUMNS = ("model", "batch", "tp", "nvlink", "wiring")
 FILLED = "predicted_speedup"
@@ -63,3 +68,7 @@ def _count(text: str, name: str, where: str) -> int:
     if count < 1:
         raise ValueError(f"{where} has {name} '{text}': it must be an integer of at least 1.")
     return count
+
+
+if __name__ == "__main__":
+    print(f"{sys.argv[1]}: {fill(Path(sys.argv[1]))} rows filled.")

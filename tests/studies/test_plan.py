@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rewired.plan import benchmark, caat_benchmark, fit
-from rewired.plan.benchmark import Run, predicted_speedup, published
-from rewired.plan.engine import engine_table
-from rewired.plan.predict import fill
+from studies.plan import benchmark, caat_benchmark, fit
+from studies.plan.benchmark import Run, fitted, predicted_speedup, published
+from studies.plan.predict import fill
 
 
 def test_what_is_published() -> None:
@@ -67,7 +66,7 @@ def test_trends_that_the_paper_states() -> None:
 @pytest.mark.timeout(1200)
 def test_the_parameters_are_what_the_fit_finds() -> None:
     found = tomllib.loads(fit.toml(benchmark.NAME, fit.fit(published())))[benchmark.NAME]
-    stored = engine_table()[benchmark.NAME]
+    stored = fitted(benchmark.NAME)
     assert found.pop("without_p2p") == pytest.approx(stored["without_p2p"], rel=0.02)
     assert found == pytest.approx({name: stored[name] for name in found}, rel=0.02)
 
@@ -135,3 +134,5 @@ def test_a_file_without_the_columns(tmp_path: Path) -> None:
     file.write_text("model,batch\n70B,1\n")
     with pytest.raises(ValueError, match="has no column tp, nvlink, wiring"):
         fill(file)
+    with pytest.raises(ValueError, match="There is no file"):
+        fill(tmp_path / "none.csv")

@@ -7,22 +7,24 @@ positions, an unsharded head over all positions of the prompt, CUDA graphs and N
 from __future__ import annotations
 
 import csv
+import math
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.wiring import Wiring
+from rewired.plan import hardware
+from rewired.plan.collectives import AllReduce, Ring
+from rewired.plan.engine import Engine
+from rewired.plan.machine import Load, Machine, all_reduces
+from rewired.plan.shapes import named_shapes
+from rewired.plan.wirings import STANDARD, UPPER, whole
 
-from . import hardware
-from .collectives import Copies, Ring
-from .engine import Engine, engine_table
-from .machine import Load, Machine, all_reduces
-from .shapes import named_shapes
-from .wirings import STANDARD, UPPER, whole
-
+HERE = Path(__file__).parent
 NAME = "ladder-benchmark"
 PROMPT, NEW = 1024, 512
 MODELS = {
@@ -54,9 +56,46 @@ class Measured:
 
 
 @cache
+def fitted(name: str) -> Mapping[str, Any]:
+    return tomllib.loads((HERE / "benchmarks.toml").read_text("utf-8"))[name]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """NCCL without peer-to-peer access (NCCL_P2P_DISABLE=1): small messages are copied through the host's memory.
+
+    Large ones are still reduced by the NVLink switches (NVLS), which the switch does not turn off.
+    """
+
+    near: Ring  # up to four GPUs, which hang on one processor
+    far: Ring
+    up_to_here: float  # bytes of a message that is copied, on one node
+    up_to_across: float  # and between nodes
+    nvls_slack: float  # seconds that a larger one takes longer than with peer-to-peer access
+
+    def ring(self, gpus: int) -> Ring:
+        return self.near if gpus <= 4 else self.far
+
+    def up_to(self, nodes: int) -> float:
+        return self.up_to_here if nodes == 1 else self.up_to_across
+
+
+@dataclass(frozen=True)
+class Copied(AllReduce):
+    """All-reduces without peer-to-peer access."""
+
+    copies: Copies = field(kw_only=True)
+
+    def within_node(self, size: float, gpus: int) -> float:
+        if size > self.copies.up_to(math.ceil(gpus / self.gpus_per_node)):
+            return super().within_node(size, gpus) + self.copies.nvls_slack
+        return self.copies.ring(gpus).at(size, min(gpus, self.gpus_per_node))
+
+
+@cache
 def published() -> list[Measured]:
     """All of the 70B's runs that the authors published as data, `standard` among them."""
-    text = (files("rewired.plan") / "ladder-70b.csv").read_text("utf-8")
+    text = (HERE / "ladder-70b.csv").read_text("utf-8")
     measured = []
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         for wiring in WIRINGS:
@@ -79,14 +118,14 @@ def tokens_per_second(run: Run, parameters: Mapping[str, Any] | None = None) -> 
 
 
 def machine_of(tp: int, nvlink: bool, parameters: Mapping[str, Any] | None = None) -> Machine:
-    """The authors' machine: by the fitted parameters in engines.toml, or by others."""
-    table = dict(engine_table()[NAME] if parameters is None else parameters)
+    """The authors' machine: by the fitted parameters in benchmarks.toml, or by others."""
+    table = dict(fitted(NAME) if parameters is None else parameters)
     copies = table.pop("without_p2p")
     engine, sheet = Engine(**table), hardware.load("h100")
     all_reduce = all_reduces(sheet, engine, "nccl")
     if not nvlink:
         engine = replace(engine, hide_loss=copies["hide_loss"])
-        all_reduce = replace(all_reduce, copies=_copies(copies))
+        all_reduce = Copied(**vars(all_reduce), copies=_copies(copies))
     return Machine(sheet, engine, all_reduce, tp)
 
 

@@ -10,16 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from . import hardware
-from .collectives import AllReduce, Network, Ring
-from .compute import Rank, Step
-from .engine import Engine, engine_table
-from .shapes import named_shapes
-from .timeline import pass_time
-from .wirings import STANDARD, UPPER
+from rewired.plan import hardware
+from rewired.plan.collectives import AllReduce, Network, Ring
+from rewired.plan.compute import Rank, Step
+from rewired.plan.engine import Engine
+from rewired.plan.shapes import named_shapes
+from rewired.plan.timeline import pass_time
+from rewired.plan.wirings import STANDARD, UPPER
+
+from .benchmark import HERE, fitted
 
 NAME = "caat-benchmark"
 PROMPT = 2048
@@ -39,7 +40,7 @@ class Measured:
 
 @cache
 def published() -> list[Measured]:
-    text = (files("rewired.plan") / "caat-ttft.csv").read_text("utf-8")
+    text = (HERE / "caat-ttft.csv").read_text("utf-8")
     measured = []
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         for wiring in (STANDARD, "0.75", "0.5", "0.25", UPPER):
@@ -51,7 +52,7 @@ def published() -> list[Measured]:
 
 def predicted_seconds(run: Measured, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
     """Of its time to first token; of another wiring in its place, if one is given."""
-    engine, sheet = Engine(**(engine_table()[NAME] if table is None else table)), hardware.load("gaudi3")
+    engine, sheet = Engine(**(fitted(NAME) if table is None else table)), hardware.load("gaudi3")
     ring = Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share)
     # appendix C: on Gaudi, links between nodes and within them work at once, so 16 take as long as 8
     all_reduce = AllReduce({}, ring, Network(0.0, math.inf), gpus_per_node=16)

@@ -1,4 +1,4 @@
-"""The fit: engines.toml from what is published. `python -m rewired.plan.fit` writes it, with --score what it is worth.
+"""Engines from what is published: `python -m studies.plan.fit` writes benchmarks.toml, with --score what it is worth.
 
 Fitted are sixteen physical parameters (logarithms, by least squares) on the Ladder authors' 70B runs and on what their
 text says of other models. No parameter belongs to a model or a batch. The priors are wide, and were chosen by hand with
@@ -10,15 +10,21 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from . import caat_benchmark
-from .benchmark import NAME, Measured, Run, predicted_speedup, published, tokens_per_second
-from .wirings import STANDARD
+from rewired.plan.wirings import STANDARD
 
-_LADDER = "# The Ladder paper's benchmark, by `python -m rewired.plan.fit`: 70B on H100, and what its text says."
-_CAAT = "# CAAT-Net's benchmark, by the same command: its 70B on Gaudi 3."
+from . import caat_benchmark
+from .benchmark import HERE, NAME, Measured, Run, predicted_speedup, published, tokens_per_second
+
+_PAGE = """# The engines of published benchmarks, as `python -m studies.plan.fit` fits them.
+
+# The Ladder paper's benchmark: 70B on H100, and what its text says.
+{ladder}
+
+# CAAT-Net's benchmark: its 70B on Gaudi 3.
+{caat}
+"""
 
 # name: (prior, its standard deviation in the logarithm)
 PRIORS = {
@@ -53,7 +59,7 @@ THROUGHPUT_ERROR, SPEEDUP_ERROR = 0.04, 0.01  # how far off a run may be to coun
 
 
 def parameters(values: Mapping[str, float]) -> dict[str, Any]:
-    """The table of engines.toml that fitted `values` make, with the benchmark's habits."""
+    """The table of benchmarks.toml that fitted `values` make, with the benchmark's habits."""
     overhead, part = values["overhead"], values["attention_part"]
     return {name: values[name] for name in _OWN} | {
         "attention_overhead": overhead * part,
@@ -154,10 +160,8 @@ def main() -> None:
     if "--score" in sys.argv[1:]:
         _score(table, caat)
         return
-    file = Path(__file__).with_name("engines.toml")
-    assumed = file.read_text("utf-8").split(_LADDER)[0]
-    tables = f"{_LADDER}\n{toml(NAME, table)}\n\n{_CAAT}\n{toml(caat_benchmark.NAME, caat)}\n"
-    file.write_text(assumed + tables, "utf-8")
+    page = _PAGE.format(ladder=toml(NAME, table), caat=toml(caat_benchmark.NAME, caat))
+    (HERE / "benchmarks.toml").write_text(page, "utf-8")
 
 
 def _score(table: Mapping[str, Any], caat: Mapping[str, Any]) -> None:
