@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 import rewired
 from rewired.checkpoint.rewired_llama import AUTO_MAP
@@ -46,19 +47,27 @@ def laden(tmp_path: Path, spy: Path) -> Path:
         auto_map={"AutoModelForCausalLM": "other/repo--evil.Model"},
         custom_pipelines=pipelines,
         inner={"auto_map": {"AutoConfig": "evil.Config"}},
+        _attn_implementation="owner/kernel",  # which transformers fetches from the hub, where it may be any code
+        attn_implementation={"": "owner/other"},
+        experts_implementation="owner/experts",
+        configuration_files=["config.4.0.0.json"],  # which is read instead, and may have all of that
     )
     (folder / "special_tokens_map.json").write_text('{"auto\\u005fmap": {"AutoTokenizer": ["evil.T", null]}}')
     (folder / "added_tokens.json").write_text('{"auto_map": 258}')
     return folder
 
 
+POINTERS = {"auto_map", "custom_pipelines", "configuration_files"}
+POINTERS |= {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
+
+
 def code_in(folder: Path) -> dict[str, Any]:
-    """What each JSON file at the top of `folder` has as auto_map or custom_pipelines, at any depth."""
+    """What each JSON file at the top of `folder` has as an entry that can point to code, at any depth."""
     found = dict[str, Any]()
     for path in folder.glob("*.json"):
 
         def see(entries: dict[str, Any], path: Path = path) -> dict[str, Any]:
-            for name in {"auto_map", "custom_pipelines"} & entries.keys():
+            for name in POINTERS & entries.keys():
                 found[path.name] = entries[name]
             return entries
 
@@ -75,6 +84,8 @@ def test_no_code_but_ours_is_in_the_output(laden: Path) -> None:
     assert code_in(done.out) == {"config.json": AUTO_MAP, "added_tokens.json": 258}  # a token of that name stays
     note = next(note for note in done.plan.notes if "does not come along" in note)
     for code in ("tok.Tok", "other/repo--evil.Config", "other/repo--evil.Model", "other/repo--evil.Pipeline"):
+        assert code in note
+    for code in ("owner/kernel", "owner/other", "owner/experts", "config.4.0.0.json"):
         assert code in note
     for file in ("tokenizer_config.json", "generation_config.json", "config.json", "special_tokens_map.json"):
         assert f"of {file}" in note
@@ -98,6 +109,7 @@ def test_code_that_was_pointed_to_does_not_run_where_remote_code_is_trusted(lade
     done = subprocess.run([sys.executable, "-c", script, out], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
+    assert AutoConfig.from_pretrained(out)._attn_implementation is None
 
 
 def test_a_tokenizer_that_takes_its_own_code_is_refused(laden: Path, tmp_path: Path) -> None:
@@ -114,6 +126,7 @@ def test_generate_asks_nothing_and_refuses_a_model_of_other_code(
     laden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked at the terminal"))
+    edit_json(laden / "config.json", **dict.fromkeys(POINTERS - {"auto_map", "custom_pipelines"}))
     assert isinstance(generate(laden, Prompt("a", 1, chat=False), device="cpu"), str)
     edit_json(laden / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
     with pytest.raises(ValueError, match="custom code"):

@@ -1,4 +1,4 @@
-"""Code that a source's JSON files point to, and that `trust_remote_code=True` would run: none of it comes along."""
+"""Code that a source's JSON files point to, and that transformers would fetch and run: none of it comes along."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from .rewired_llama import AUTO_MAP
 
-_ENTRIES = ("auto_map", "custom_pipelines")  # as transformers reads them
+# as transformers reads them: an implementation can be a kernel on the hub, and another configuration file names any
+_ENTRIES = ("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation")
+_ENTRIES += ("experts_implementation", "_experts_implementation", "configuration_files")
 
 Dropped = list[tuple[str, Any]]  # entries that pointed to code, by name
 
