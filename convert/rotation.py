@@ -11,7 +11,7 @@ from rewired.checkpoint.llama import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.refit.request import RefitRequest
-from rewired.rotate.request import BASIS_FILE, TOKENS
+from rewired.rotate.request import BASIS_FILE, TOKENS, check_kind
 
 from .changed_weights import check_basis
 from .request import Request
@@ -54,9 +54,13 @@ def text_of(request: Request) -> RefitRequest | None:
 
 
 def notes_on_rotation(record: Mapping[str, Any] | None) -> list[str]:
-    """Sentences for users and for the card on a rotation, by its `record`; none without one."""
+    """Sentences for users and for the card on a rotation, by its `record`; none without one.
+
+    Raises ValueError for a rotation that there is none of.
+    """
     if record is None:
         return []
+    check_kind(record["kind"])
     notes = [
         f"The residual stream is in another basis ({_KINDS[record['kind']]}), folded into the weights: {BASIS_FILE} "
         "has it. What was trained on the original, such as an adapter, does not fit."

@@ -109,9 +109,10 @@ def _gather(tensors: Mapping[str, Path], target: Path) -> None:
 
 
 def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
-    """The source's index if nothing changed, else a new one of the files in `staging`."""
-    if is_same:
-        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
-        return
+    """The source's index if nothing changed and transformers can read it, else a new one of the files in `staging`."""
     old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
-    write_index(staging, old.get("metadata", {}))
+    metadata = old.get("metadata")
+    if is_same and isinstance(metadata, dict):
+        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
+    else:
+        write_index(staging, metadata if isinstance(metadata, dict) else {})

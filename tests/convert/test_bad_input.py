@@ -133,6 +133,40 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2", "preset": ["x"]}]),
         "is not a wiring",
     ),
+    "a refit record that is none": (lambda f: edit_json(f / "config.json", refit=3), "config.json's record 'refit'"),
+    "a refit record without notes": (
+        lambda f: edit_json(f / "config.json", refit={"base": {"name": "a/b"}, "wiring": []}),
+        "config.json's record 'refit' is not as convert and adapt write it",
+    ),
+    "a training's record of no layers": (
+        lambda f: edit_json(f / "config.json", adapted={"base": {"name": "a/b"}, "layers": "x"}),
+        "config.json's record 'adapted'",
+    ),
+    "a rotation record without its kind": (
+        lambda f: edit_json(f / "config.json", rotation={"base": "a/b", "untied_head": 0}),
+        "config.json's record 'rotation'",
+    ),
+    "a rotation of no kind that there is": (
+        lambda f: edit_json(f / "config.json", rotation={"base": "a/b", "untied_head": 0, "kind": "upside down"}),
+        "'upside down' is no rotation",
+    ),
+    "no rope type that there is": (
+        lambda f: edit_json(f / "config.json", rope_scaling={"type": "spiral", "factor": 2.0}),
+        "it takes a rope_type, default, linear",
+    ),
+    "a rope type that is no name": (lambda f: edit_json(f / "config.json", rope_scaling=[2.0]), "it takes a rope_type"),
+    "a rope type without its numbers": (
+        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "llama3", "factor": 8.0}),
+        "rope_type 'llama3' takes a number as low_freq_factor",
+    ),
+    "metadata that is no table": (
+        lambda f: corrupt_header(f, lambda h: h.update(__metadata__=[])),
+        "its __metadata__ is not a table of texts",
+    ),
+    "metadata that is no text": (
+        lambda f: corrupt_header(f, lambda h: h.update(__metadata__={"format": 1})),
+        "its __metadata__ is not a table of texts",
+    ),
     "more layers than any model": (
         lambda f: edit_json(f / "config.json", num_hidden_layers=10**8),
         "num_hidden_layers 100000000",

@@ -324,3 +324,10 @@ class TestGguf:
         assert done.returncode == 0, done.stderr
         assert "would write smollm2-135m-ladder-15-30" in done.stdout
         assert done.stderr.count("No hub answers") == 1
+
+
+def test_an_index_without_metadata_gets_some(source: Path) -> None:
+    """Without it transformers loads no weights."""
+    edit_json(source / "model.safetensors.index.json", metadata=None)
+    out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
+    AutoModelForCausalLM.from_pretrained(out)

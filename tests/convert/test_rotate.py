@@ -149,15 +149,20 @@ def test_missing_is_spread_where_channels_are_quantised(dense: Path, text: Path,
     torch.testing.assert_close(turned[:16, :16].abs(), torch.full((16, 16), 0.25), rtol=0, atol=1e-4)
 
 
+FIT = {"base": {"name": "b"}, "wiring": [], "notes": []}
 REFUSED: dict[str, tuple[dict[str, Any], Request, str]] = {
     "rotated": (
-        {"rotation": {"kind": "hadamard", "base": "org/model"}},
+        {"rotation": {"kind": "hadamard", "base": "org/model", "untied_head": 0}},
         Request(LADDER, rotate="hadamard"),
         "was rotated in the basis that it has: --rotate the base that it was made from, org/model.",
     ),
-    "trained": ({"adapted": {"base": {"name": "b"}}}, Request(LADDER, rotate="hadamard"), "was trained in the basis"),
-    "refitted": ({"refit": {"base": {"name": "b"}}}, Request(LADDER, rotate="hadamard"), "was refitted in the basis"),
-    "calibrated": ({"calibrated": {"base": {}}}, Request(LADDER, rotate="hadamard"), "was calibrated in the basis"),
+    "trained": (
+        {"adapted": {"base": {"name": "b"}, "layers": [], "ends": False, "tokens": 0}},
+        Request(LADDER, rotate="hadamard"),
+        "was trained in the basis",
+    ),
+    "refitted": ({"refit": FIT}, Request(LADDER, rotate="hadamard"), "was refitted in the basis"),
+    "calibrated": ({"calibrated": FIT}, Request(LADDER, rotate="hadamard"), "was calibrated in the basis"),
     "nothing is missing": ({}, Request(LADDER, rotate="missing"), "this wiring sends all: take --rotate hadamard"),
     "no original": (
         {"model_type": "llamaLadder", "ladder_layers": 2},

@@ -12,6 +12,7 @@ from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
 from .llama import DENSE, LlamaShape, source_wiring
+from .records import check_records, check_rope
 from .safetensors_header import TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -32,13 +33,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Reads config.json only. Raises ValueError when there is none or it is no Llama's, and for a PEFT adapter."""
+        """Reads config.json only. Raises ValueError when there is none or it is no sound Llama's, and for an adapter."""
         if not (folder / "config.json").is_file():
             raise ValueError(missing_config(folder, str(folder)))
         check_none_beside(folder)
         config = read_json(folder / "config.json")
         shape = LlamaShape.from_config(config)
-        return cls(folder, config, shape, source_wiring(config, shape))
+        wiring = source_wiring(config, shape)
+        check_rope(config)
+        check_records(config)
+        return cls(folder, config, shape, wiring)
 
     @property
     def is_rewired(self) -> bool:

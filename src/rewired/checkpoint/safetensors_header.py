@@ -62,8 +62,14 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
         raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a table of tensors")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not _is_table_of_texts(metadata):
+        raise ValueError("its __metadata__ is not a table of texts")
     return header, file_size - 8 - header_size
+
+
+def _is_table_of_texts(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

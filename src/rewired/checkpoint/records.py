@@ -1,0 +1,75 @@
+"""What config.json records of a checkpoint's making, and how it places positions: checked before anything reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def check_records(config: Mapping[str, Any]) -> None:
+    """Raise ValueError where a record of a rotation, a fit or a training is not as `convert` and `adapt` write it."""
+    for name, is_whole in _RECORDS.items():
+        if name in config and not (isinstance(config[name], Mapping) and is_whole(config[name])):
+            raise ValueError(
+                f"config.json's record '{name}' is not as convert and adapt write it: take config.json as it was."
+            )
+
+
+def check_rope(config: Mapping[str, Any]) -> None:
+    """Raise ValueError where positions are embedded in a way that transformers' Llama does not have."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if rope is None:
+            continue
+        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else None
+        if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
+            raise ValueError(f"config.json has {name} {rope!r}: it takes a rope_type, {', '.join(_ROPE_NUMBERS)}.")
+        for number in _ROPE_NUMBERS[kind]:
+            if type(rope.get(number)) not in (int, float):
+                raise ValueError(f"config.json has {name} {rope!r}: rope_type '{kind}' takes a number as {number}.")
+
+
+_ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (),
+}
+
+
+def _is_rotation(record: Mapping[str, Any]) -> bool:
+    texts = [record.get("kind"), record.get("base"), record.get("text", "")]
+    rows, tokens = record.get("shares", []), record.get("tokens", 0)
+    are_shares = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
+    is_found = "tokens" in record or not rows
+    return are_shares and is_found and _are(str, texts) and _are(int, [record.get("untied_head"), tokens])
+
+
+def _is_fit(record: Mapping[str, Any]) -> bool:
+    return _has_base(record) and _are(list, [record.get("wiring"), record.get("notes")])
+
+
+def _is_training(record: Mapping[str, Any]) -> bool:
+    layers = record.get("layers")
+    has_layers = isinstance(layers, list) and _are(int, layers)
+    return _has_base(record) and has_layers and _are(bool, [record.get("ends")]) and _are(int, [record.get("tokens")])
+
+
+def _has_base(record: Mapping[str, Any]) -> bool:
+    base = record.get("base")
+    return isinstance(base, Mapping) and isinstance(base.get("name"), str)
+
+
+def _are(kind: type, values: list[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+_RECORDS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "rotation": _is_rotation,
+    "calibrated": _is_fit,
+    "refit": _is_fit,
+    "adapted": _is_training,
+}
