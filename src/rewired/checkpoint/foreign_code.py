@@ -11,9 +11,9 @@ from typing import Any
 
 from .rewired_llama import AUTO_MAP
 
+_IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 # as transformers reads them: an implementation can be a kernel on the hub, and another configuration file names any
-_ENTRIES = ("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation")
-_ENTRIES += ("experts_implementation", "_experts_implementation", "configuration_files")
+_ENTRIES = ("auto_map", "custom_pipelines", "configuration_files", *_IMPLEMENTATIONS)
 
 Dropped = list[tuple[str, Any]]  # entries that pointed to code, by name
 
