@@ -17,7 +17,7 @@ import rewired
 from rewired.checkpoint.rewired_llama import AUTO_MAP
 from rewired.convert import Conversion, Request, convert
 from rewired.serve.generate import Prompt, generate
-from tests.evaluate.world import make_dense
+from tests.evaluate.world import make_dense, tokenizer
 
 from .checkpoints import edit_json, run
 
@@ -110,6 +110,19 @@ def test_code_that_was_pointed_to_does_not_run_where_remote_code_is_trusted(lade
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
     assert AutoConfig.from_pretrained(out)._attn_implementation is None
+
+
+def test_a_tokenizer_loads_without_our_code_and_nobody_is_asked(laden: Path, tmp_path: Path) -> None:
+    """AutoTokenizer reads config.json, whose auto_map lets it ask about the model's code unless it is told not to."""
+    out = converted(laden).out
+    script = (
+        "import sys; sys.modules['rewired'] = None; from transformers import AutoTokenizer as T; "
+        "print(T.from_pretrained(sys.argv[1], trust_remote_code=False)('ab').input_ids)"
+    )
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", script, out], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, f"{tokenizer()('ab').input_ids}\n")
+    assert not (tmp_path / "modules").exists() and "[y/N]" not in done.stderr
 
 
 def test_a_tokenizer_that_takes_its_own_code_is_refused(laden: Path, tmp_path: Path) -> None:
