@@ -16,8 +16,6 @@ from trl import SFTConfig
 
 from rewired.progress import announce
 
-from .comm.communication import Communication
-from .comm.nodes import Nodes
 from .losses import liger, token_loss
 from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
@@ -49,7 +47,8 @@ def make_trainer(
     teacher = make_teacher(model, recipe, config, start) if needs_teacher else None  # before TRL wraps the model
     if config.packing and not recipe.streaming:
         announce(f"Packing rows to {config.max_length:,} tokens.")
-    sharding = {"communication": _communication(recipe, model, teacher)} if recipe.is_sharded else {}
+    attached = [each.attach(recipe, model, teacher.model if teacher else None) for each in stage.companions]
+    sharding = {"companions": [each for each in attached if each]} if recipe.is_sharded else {}
     trainer = (ShardedTrainer if recipe.is_sharded else AdaptTrainer)(
         model=model,
         args=_trainer_config(recipe, config, folder),
@@ -84,17 +83,6 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
         whole=recipe.align,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
     )
-
-
-def _communication(recipe: Recipe, student: Any, teacher: Teacher | None) -> Communication | None:
-    """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights."""
-    comm = recipe.comm_options
-    if comm is None:
-        return None
-    nodes = Nodes.of(comm.node_size(recipe.fsdp_size), student.device.type)
-    if teacher is not None:
-        Communication(teacher.model, comm, nodes)
-    return Communication(student, comm, nodes)
 
 
 def _patch_forward(student: Any, teacher: Teacher, recipe: Recipe, config: SFTConfig) -> None:

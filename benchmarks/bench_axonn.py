@@ -43,10 +43,10 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
-from rewired.adapt.comm.communication import Communication, gather_ahead
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.recipe.comm import PRESETS
 from rewired.bench.link import EmulatedLink
+from rewired.comm.communication import Communication, gather_ahead
+from rewired.comm.nodes import Nodes
+from rewired.comm.options import PRESETS
 from rewired.model import modeling_rewired_llama
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM

@@ -28,11 +28,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rewired.adapt.comm.communication import Communication
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.recipe.comm import PRESETS, Comm
 from rewired.bench.link import EmulatedLink, EmulatedNetwork
 from rewired.bench.timing import timed
+from rewired.comm.communication import Communication
+from rewired.comm.nodes import Nodes
+from rewired.comm.options import PRESETS, Comm
 from rewired.ranks import run_on_ranks
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-comm.md"

@@ -25,7 +25,7 @@ from quality import KINDS, MODEL, compare, held_out
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from rewired.adapt.recipe.comm import PRESETS, Comm
+from rewired.comm.options import PRESETS, Comm
 from rewired.convert import Request, convert
 from rewired.text import MIX
 from rewired.text.documents import sources

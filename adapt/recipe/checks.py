@@ -47,11 +47,6 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
         )
     if recipe.distills:
         _check_losses(config)
-    if recipe.comm is not None and config.fp16:
-        raise ValueError(
-            "fp16 scales the loss until gradients overflow, and with comm one that does makes a whole block of them "
-            "no numbers: give bf16."
-        )
 
 
 def check_launcher() -> None:
@@ -80,8 +75,8 @@ def check_devices(stage: Stage, ranks: int) -> None:
             f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
             f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
         )
-    if comm := recipe.comm_options:
-        comm.node_size(ranks)
+    for companion in stage.companions:
+        companion.check_ranks(ranks)
 
 
 def _check_numbers(config: SFTConfig) -> None:

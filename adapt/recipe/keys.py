@@ -14,7 +14,7 @@ from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 from rewired.text import MIX
 
 from .choices import CHOICES, DIVERGENCES, LORA
-from .comm import Comm
+from .companions import Companion
 from .source import Source
 
 NO_REFIT = ("none", "false", "no")
@@ -58,10 +58,6 @@ class Recipe:
     fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
     dp_replicate_size: int = field(default=1, metadata={"help": "Such groups of ranks, each with a model (HSDP)."})
     tp_size: int = field(default=1, metadata={"help": "Ranks that share each layer's work (tensor parallelism)."})
-    comm: dict | None = field(  # type: ignore[type-arg]
-        default=None,
-        metadata={"help": "How FSDP2 sends weights and gradients over slow networks: slow-link, zero++, or a mapping."},
-    )
     ce_weight: float = field(default=1.0, metadata={"help": "Of the cross-entropy with the data: SFT."})
     kd_weight: float = field(default=0.0, metadata={"help": "Of the divergence from the original: distillation."})
     divergence: str = field(default="forward_kl", metadata={"help": "Which one.", "choices": list(DIVERGENCES)})
@@ -125,11 +121,6 @@ class Recipe:
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
         return [Source.from_recipe(entry) for entry in entries]
 
-    @property
-    def comm_options(self) -> Comm | None:
-        """What `comm` says, if it is given."""
-        return None if self.comm is None else Comm.from_recipe(self.comm)
-
     def _check_lora_targets(self) -> None:
         if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
             self.lora_target_modules = [self.lora_target_modules]
@@ -166,19 +157,6 @@ class Recipe:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
         if self.train == LORA and self.is_sharded:
             raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
-        if self.comm_options is not None:  # which raises for keys that make no sense
-            self._check_comm()
-
-    def _check_comm(self) -> None:
-        if self.tp_size > 1:
-            raise ValueError("comm is for models that FSDP2 alone shards: leave comm or tp_size out.")
-        if self.dp_replicate_size > 1:
-            raise ValueError(
-                "comm has no part in what replicas of a model send each other: leave dp_replicate_size out, and let "
-                "fsdp_size be the number of all ranks."
-            )
-        if self.fsdp_size == 1:
-            raise ValueError("comm is how FSDP2 sends weights and gradients: give fsdp_size, too.")
 
 
 @dataclass(frozen=True)
@@ -188,3 +166,4 @@ class Stage:
     recipe: Recipe
     config: SFTConfig
     given: dict[str, Any]  # the keys in the file and on the command line; all others have their defaults
+    companions: tuple[Companion, ...] = ()

@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,12 +18,13 @@ from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
 from . import checks, packaged
+from .companions import announced
 from .keys import NO_REFIT, Recipe, Stage
 from .unsupported import UNSUPPORTED
 
 _STAGES = "stages"  # a list of what each stage changes of the recipe
 _EXTENDS = "extends"  # another recipe, from which this one inherits
-_YAML_KEYS = ("wiring", "datasets", "comm")  # whose values are YAML on the command line, too
+_YAML_KEYS = ("wiring", "datasets")  # whose values are YAML on the command line, too
 # transformers' older names, which it reads only where the new one is not given
 _NEW_NAMES = {
     "gradient_checkpointing": "activation_checkpointing",
@@ -92,22 +94,25 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     flags = [flag.lstrip("-").split("=")[0].replace("-", "_") for flag in overrides if flag.startswith("--")]
     keys = [*content, *flags]
     _check_keys(path, keys)
-    parser = _Parser([Recipe, SFTConfig], prog="adapt")  # type: ignore[list-item]
+    parser = _Parser([Recipe, SFTConfig, *announced()], prog="adapt")  # type: ignore[list-item]
     for action in parser._actions:
-        if action.dest in _YAML_KEYS:
+        if action.dest in _yaml_keys():
             action.type, action.nargs = _from_yaml, None
     written = {key: _typed(path, key, value) for key, value in content.items()}
     parser.set_defaults_with_config(**_defaults(path) | written)
     try:
-        recipe, config = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
+        recipe, config, *companions = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: {error.doc} is no JSON.") from None
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
     _check_data(path, recipe, config)
     checks.check(config, recipe)
-    values = {key: getattr(recipe if hasattr(recipe, key) else config, key) for key in keys}
-    return Stage(recipe, config, {key: _plain(key, value, content.get(key)) for key, value in values.items()})
+    for companion in companions:
+        companion.check(recipe, config)
+    owners = {key: next(owner for owner in (recipe, config, *companions) if hasattr(owner, key)) for key in keys}
+    given = {key: _plain(key, getattr(owner, key), content.get(key)) for key, owner in owners.items()}
+    return Stage(recipe, config, given, tuple(companions))
 
 
 def _check_keys(path: Path, keys: Sequence[str]) -> None:
@@ -163,7 +168,7 @@ def _typed(path: Path, key: str, value: Any) -> Any:
     if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as a string
         with suppress(ValueError):
             return float(value)
-    if isinstance(value, str) or key in _YAML_KEYS:
+    if isinstance(value, str) or key in _yaml_keys():
         return value
     candidates = (value, float(value)) if isinstance(value, int) and not isinstance(value, bool) else (value,)
     for candidate in candidates:
@@ -176,7 +181,12 @@ def _typed(path: Path, key: str, value: Any) -> Any:
 
 @cache
 def _types() -> dict[str, Any]:
-    return get_type_hints(SFTConfig) | get_type_hints(Recipe)
+    return {name: hint for keys in (SFTConfig, Recipe, *announced()) for name, hint in get_type_hints(keys).items()}
+
+
+@cache
+def _yaml_keys() -> tuple[str, ...]:
+    return (*_YAML_KEYS, *(field.name for keys in announced() for field in fields(keys)))
 
 
 def _from_yaml(text: str) -> Any:

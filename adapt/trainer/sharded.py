@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME
 
-from ..comm.communication import Communication
+from ..recipe.companions import Attached
 from .trainer import AdaptTrainer
 
 _MOMENTS = "optimizer"
@@ -27,16 +28,16 @@ class ShardedTrainer(AdaptTrainer):
     model: Any
     lr_scheduler: Any
 
-    def __init__(self, *args: Any, communication: Communication | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, companions: Sequence[Attached] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._communication = communication
+        self._companions = companions
         # autocast keeps the copies that it casts until forward ends: of gathered weights, those of all layers
         self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
-        if self._communication is not None:
-            self._communication.follow(optimizer)
+        for companion in self._companions:
+            companion.follow(optimizer)
         return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -53,20 +54,20 @@ class ShardedTrainer(AdaptTrainer):
         save_optimizer_distributed(self.model, self._bare_optimizer, str(Path(output_dir) / _MOMENTS))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-        if self._communication is not None:
-            torch.save(self._communication.state_dict(), self._communication_file(output_dir))
+        for companion in self._companions:
+            torch.save(companion.state_dict(), self._file_of(companion, output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         load_optimizer_distributed(self.model, self._bare_optimizer, str(Path(checkpoint) / _MOMENTS))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
-        if self._communication is not None:
-            file, device = self._communication_file(checkpoint), self.args.device.type
-            self._communication.load_state_dict(torch.load(file, map_location=device, weights_only=True))
+        for companion in self._companions:
+            file, device = self._file_of(companion, checkpoint), self.args.device.type
+            companion.load_state_dict(torch.load(file, map_location=device, weights_only=True))
 
-    def _communication_file(self, folder: str) -> Path:
-        return Path(folder) / f"communication-{self.args.process_index}.pt"
+    def _file_of(self, companion: Attached, folder: str) -> Path:
+        return Path(folder) / f"{type(companion).__name__.lower()}-{self.args.process_index}.pt"
 
     @property
     def _bare_optimizer(self) -> torch.optim.Optimizer:

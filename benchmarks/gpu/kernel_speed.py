@@ -15,8 +15,8 @@ import torch
 from part import parser, progress, save
 from speed import settle
 
-from rewired.adapt.comm import packing
-from rewired.adapt.comm.packing import Layout, Packing
+from rewired.comm import packing
+from rewired.comm.packing import Layout, Packing
 from rewired.model import kernels
 from rewired.model.payload import Section
 from rewired.model.quantised_reduction import _add_up, _pack, _unpack

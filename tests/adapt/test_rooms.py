@@ -11,7 +11,7 @@ import pytest
 import rewired.adapt
 
 ADAPT = Path(str(rewired.adapt.__file__)).parent
-ROOMS = ("recipe", "comm", "data", "model", "losses", "trainer")  # from the ground up
+ROOMS = ("recipe", "data", "model", "losses", "trainer")  # from the ground up
 
 
 def imported(path: Path) -> Iterator[str]:

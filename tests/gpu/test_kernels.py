@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rewired.adapt.comm.packing import Layout, Packing, add_up, join_parts, pack_parts, pack_shard, unpack_shards
+from rewired.comm.packing import Layout, Packing, add_up, join_parts, pack_parts, pack_shard, unpack_shards
 from rewired.model.quantisation import Reduction, quantised_sum
 from tests.rewired.test_kernels import DTYPES, SEVERAL, assert_same, awkward_parts, on_ranks
 

@@ -19,7 +19,7 @@ FLOORS = (
     ("rotate",),
     ("convert",),
     ("adapt", "select"),
-    ("plan",),
+    ("comm", "plan"),
     ("bench",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

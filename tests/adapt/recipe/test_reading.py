@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rewired.adapt.recipe.checks import check_devices
-from rewired.adapt.recipe.comm import PRESETS, Comm
 from rewired.adapt.recipe.reading import read
 
 LEAST: dict[str, Any] = {"model": "some/model", "datasets": ["some/data"]}
@@ -222,18 +220,6 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ),
         ({"liger_kernel_config": {}}, "'liger_kernel_config' is not for adapt: of liger-kernel only the losses"),
         ({"activation_offloading": True}, "activation_offloading is from a GPU to its host"),
-        ({"comm": "zero"}, "comm is 'zero': give slow-link, zero\\+\\+, or a mapping of weights, gradients"),
-        ({"comm": {"wieghts": "int8"}}, "comm has the unknown key 'wieghts': did you mean 'weights'"),
-        ({"comm": {"weights": "int4"}}, "comm has weights 'int4': choose int8, bf16"),
-        ({"comm": {"weights": "int4-difference", "secondary_shard": "none"}}, "a node keeps nothing that they could"),
-        ({"comm": {"hadamard": "yes"}}, "comm has hadamard 'yes': give true or false"),
-        ({"comm": {"ranks_per_node": 0}}, "comm has ranks_per_node 0: give a number above 0"),
-        ({"comm": {"gradients": "bf16", "gradients_in_node": "bf16"}}, "gradients that are not quantised: turn it off"),
-        ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
-        ({"comm": "zero++", "fsdp_size": 2, "tp_size": 2}, "FSDP2 alone shards: leave comm or tp_size out"),
-        ({"comm": "zero++", "fsdp_size": 2, "dp_replicate_size": 2}, "leave dp_replicate_size out, and let fsdp_size"),
-        ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "LoRA is not sharded"),
-        ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -256,25 +242,6 @@ def test_flags_that_make_no_sense_are_refused(flags: list[str], tmp_path: Path) 
     with pytest.raises(ValueError, match=flags[0].lstrip("-")) as refused:
         read(write(tmp_path / "r.yaml", **LEAST), flags)
     assert not str(refused.value).endswith("..")
-
-
-def test_comm_is_a_preset_or_a_mapping(tmp_path: Path) -> None:
-    sharded = write(tmp_path / "r.yaml", **LEAST, fsdp_size=4, comm="zero++")
-    preset, own = (read(sharded, flags)[0] for flags in ([], ["--comm", "{gradients: int8, secondary_shard: none}"]))
-    assert preset.given["comm"] == "zero++" and preset.recipe.comm_options == PRESETS["zero++"]
-    assert own.recipe.comm_options == Comm(gradients="int8", secondary_shard="none")
-    assert read(write(tmp_path / "r.yaml", **LEAST), [])[0].recipe.comm_options is None
-
-
-def test_ranks_have_to_make_whole_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm={"ranks_per_node": 4}), [])
-    with pytest.raises(ValueError, match="6 ranks do not make nodes of 4: give another ranks_per_node in comm"):
-        check_devices(stage, 6)
-    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm="zero++"), [])
-    check_devices(stage, 6)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # of torchrun
-    with pytest.raises(ValueError, match="nodes of 4"):
-        check_devices(stage, 6)
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", ""])

@@ -10,9 +10,9 @@ from torch import distributed, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from rewired.adapt.comm.communication import Communication
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.recipe.comm import PRESETS, Comm
+from rewired.comm.communication import Communication
+from rewired.comm.nodes import Nodes
+from rewired.comm.options import PRESETS, Comm
 
 from .slices import BF16, RANKS
 from .traffic import Traffic

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import distributed
 
-from rewired.adapt.recipe.comm import PRESETS
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
+from rewired.comm.options import PRESETS
 from rewired.ranks import run_on_ranks
 from tests.adapt.world import distillation, logged, weights, write_recipe
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from rewired.adapt.comm.packing import BITS, Layout, Packing, Parts, rotate
+from rewired.comm.packing import BITS, Layout, Packing, Parts, rotate
 
 LAYOUT = Layout((100, 3, 157, 7), (True, False, True, False))  # 257 numbers of matrices: two blocks and one number more
 layouts = st.lists(st.tuples(st.integers(0, 300), st.booleans()), min_size=1, max_size=5)

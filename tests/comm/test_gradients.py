@@ -10,11 +10,11 @@ from torch import distributed, nn
 from torch.distributed import ReduceOp, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from rewired.adapt.comm.communication import Communication
-from rewired.adapt.comm.gradients import GradientScatter
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.comm.packing import Layout
-from rewired.adapt.recipe.comm import PRESETS, Comm
+from rewired.comm.communication import Communication
+from rewired.comm.gradients import GradientScatter
+from rewired.comm.nodes import Nodes
+from rewired.comm.options import PRESETS, Comm
+from rewired.comm.packing import Layout
 
 from .slices import BF16, LAYOUT, NUMBERS, RANKS, rounded
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import distributed
 
-from rewired.adapt.comm.differences import DifferenceGather
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.comm.packing import Packing
-from rewired.adapt.comm.weights import WeightGather
+from rewired.comm.differences import DifferenceGather
+from rewired.comm.nodes import Nodes
+from rewired.comm.packing import Packing
+from rewired.comm.weights import WeightGather
 
 from .slices import LAYOUT, NUMBERS, RANKS, rounded
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rewired.adapt.comm.nodes import Nodes
+from rewired.comm.nodes import Nodes
 from rewired.ranks import run_on_ranks
+from tests.adapt.conftest import _own_cache, dense, rows  # noqa: F401 - fixtures
 
 from .slices import RANKS
 from .test_gradients import divided, gradients, norms, not_finite, repeated, resumed

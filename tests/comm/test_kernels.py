@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rewired.adapt.comm.packing import Packing, add_up, join_parts, pack_parts, pack_shard, split_slices, unpack_shards
+from rewired.comm.packing import Packing, add_up, join_parts, pack_parts, pack_shard, split_slices, unpack_shards
 from tests.rewired.test_kernels import compiling
 
 from .test_packing import LAYOUT

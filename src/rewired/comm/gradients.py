@@ -26,8 +26,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from rewired.model.exchange import all_to_all, wait
 from rewired.model.quantisation import pack, unpack
 
-from ..recipe.comm import Comm
 from .nodes import Nodes
+from .options import Comm
 from .packing import Layout, Packing, Parts, add_up, join_parts, pack_parts, split_slices
 
 _ERROR_BITS = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
 
-CONFIG = Path(__file__).parents[3] / "recipes" / "deepspeed" / "zero-plus-plus.json"
+CONFIG = Path(__file__).parents[2] / "recipes" / "deepspeed" / "zero-plus-plus.json"
 
 
 def test_the_config_for_deepspeed_turns_on_all_three_parts_of_zero_plus_plus() -> None:

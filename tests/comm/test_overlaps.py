@@ -11,12 +11,12 @@ from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from rewired.adapt.comm.communication import Communication
-from rewired.adapt.comm.gradients import GradientScatter
-from rewired.adapt.comm.nodes import Nodes
-from rewired.adapt.comm.packing import Layout, Packing
-from rewired.adapt.comm.weights import WeightGather
-from rewired.adapt.recipe.comm import Comm
+from rewired.comm.communication import Communication
+from rewired.comm.gradients import GradientScatter
+from rewired.comm.nodes import Nodes
+from rewired.comm.options import Comm
+from rewired.comm.packing import Layout, Packing
+from rewired.comm.weights import WeightGather
 
 from .slices import RANKS
 

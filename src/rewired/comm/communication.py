@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..recipe.comm import DIFFERENCES, Comm
 from .differences import DifferenceGather
 from .gradients import GradientScatter
 from .nodes import Nodes
+from .options import DIFFERENCES, Comm
 from .packing import Layout, Packing
 from .weights import WeightGather
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rewired.adapt.comm.packing import Layout
-from rewired.adapt.recipe.comm import Comm
+from rewired.comm.options import Comm
+from rewired.comm.packing import Layout
 
 RANKS = 4
 LAYOUT = Layout((5, 300, 40), (False, True, True))  # 2 blocks and 84 numbers more

@@ -1,0 +1,63 @@
+"""The recipe's key `comm`: `adapt` finds it as an entry point of the group `rewired.adapt`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import SFTConfig
+
+from rewired.adapt.recipe.keys import Recipe
+
+from .communication import Communication
+from .nodes import Nodes
+from .options import Comm
+
+
+@dataclass
+class CommKeys:
+    """Raises ValueError for values that make no sense."""
+
+    comm: dict | None = field(  # type: ignore[type-arg]
+        default=None,
+        metadata={"help": "How FSDP2 sends weights and gradients over slow networks: slow-link, zero++, or a mapping."},
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.options
+
+    @property
+    def options(self) -> Comm | None:
+        """What `comm` says, if it is given."""
+        return None if self.comm is None else Comm.from_recipe(self.comm)
+
+    def check(self, recipe: Recipe, config: SFTConfig) -> None:
+        if self.comm is None:
+            return
+        if recipe.tp_size > 1:
+            raise ValueError("comm is for models that FSDP2 alone shards: leave comm or tp_size out.")
+        if recipe.dp_replicate_size > 1:
+            raise ValueError(
+                "comm has no part in what replicas of a model send each other: leave dp_replicate_size out, and let "
+                "fsdp_size be the number of all ranks."
+            )
+        if recipe.fsdp_size == 1:
+            raise ValueError("comm is how FSDP2 sends weights and gradients: give fsdp_size, too.")
+        if config.fp16:
+            raise ValueError(
+                "fp16 scales the loss until gradients overflow, and with comm one that does makes a whole block of "
+                "them no numbers: give bf16."
+            )
+
+    def check_ranks(self, ranks: int) -> None:
+        if options := self.options:
+            options.node_size(ranks)
+
+    def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
+        """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights."""
+        if (options := self.options) is None:
+            return None
+        nodes = Nodes.of(options.node_size(recipe.fsdp_size), student.device.type)
+        if teacher is not None:
+            Communication(teacher, options, nodes)
+        return Communication(student, options, nodes)

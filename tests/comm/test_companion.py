@@ -1,0 +1,62 @@
+"""The key `comm` of recipes: what it means, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewired.adapt.recipe.checks import check_devices
+from rewired.adapt.recipe.keys import Stage
+from rewired.adapt.recipe.reading import read
+from rewired.comm.companion import CommKeys
+from rewired.comm.options import PRESETS, Comm
+from tests.adapt.recipe.test_reading import LEAST, write
+
+
+def keys_of(stage: Stage) -> CommKeys:
+    (keys,) = stage.companions
+    assert isinstance(keys, CommKeys)
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"comm": "zero"}, "comm is 'zero': give slow-link, zero\\+\\+, or a mapping of weights, gradients"),
+        ({"comm": {"wieghts": "int8"}}, "comm has the unknown key 'wieghts': did you mean 'weights'"),
+        ({"comm": {"weights": "int4"}}, "comm has weights 'int4': choose int8, bf16"),
+        ({"comm": {"weights": "int4-difference", "secondary_shard": "none"}}, "a node keeps nothing that they could"),
+        ({"comm": {"hadamard": "yes"}}, "comm has hadamard 'yes': give true or false"),
+        ({"comm": {"ranks_per_node": 0}}, "comm has ranks_per_node 0: give a number above 0"),
+        ({"comm": {"gradients": "bf16", "gradients_in_node": "bf16"}}, "gradients that are not quantised: turn it off"),
+        ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
+        ({"comm": "zero++", "fsdp_size": 2, "tp_size": 2}, "FSDP2 alone shards: leave comm or tp_size out"),
+        ({"comm": "zero++", "fsdp_size": 2, "dp_replicate_size": 2}, "leave dp_replicate_size out, and let fsdp_size"),
+        ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "LoRA is not sharded"),
+        ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read(write(tmp_path / "r.yaml", **LEAST | changes), [])
+
+
+def test_comm_is_a_preset_or_a_mapping(tmp_path: Path) -> None:
+    sharded = write(tmp_path / "r.yaml", **LEAST, fsdp_size=4, comm="zero++")
+    preset, own = (read(sharded, flags)[0] for flags in ([], ["--comm", "{gradients: int8, secondary_shard: none}"]))
+    assert preset.given["comm"] == "zero++" and keys_of(preset).options == PRESETS["zero++"]
+    assert keys_of(own).options == Comm(gradients="int8", secondary_shard="none")
+    assert keys_of(read(write(tmp_path / "r.yaml", **LEAST), [])[0]).options is None
+
+
+def test_ranks_have_to_make_whole_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm={"ranks_per_node": 4}), [])
+    with pytest.raises(ValueError, match="6 ranks do not make nodes of 4: give another ranks_per_node in comm"):
+        check_devices(stage, 6)
+    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm="zero++"), [])
+    check_devices(stage, 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # of torchrun
+    with pytest.raises(ValueError, match="nodes of 4"):
+        check_devices(stage, 6)
