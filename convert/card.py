@@ -48,7 +48,7 @@ def model_card(
         ),
         imports=""
         if is_stock
-        else "\n    import rewired  # or, where it is not installed: trust_remote_code=True for the model, False for the tokenizer",
+        else "\n    import rewired  # or without it: trust_remote_code=True for the model, False for the tokenizer",
     )
 
 
