@@ -181,8 +181,8 @@ def of_rank(k: int, r: int, payload: tuple[tuple[int, int, int], ...], like: Ten
 
 
 def quantise_group(x: Tensor, bits: int) -> Tensor:  # [B, T, up to 64]
-    """Whole numbers up to 7 or 127 times a bfloat16 scale; the gradient goes straight through."""
-    most = {4: 7, 8: 127}[bits]
+    """Whole numbers up to 7, 31 or 127 times a bfloat16 scale; the gradient goes straight through."""
+    most = {4: 7, 6: 31, 8: 127}[bits]
     scale = (x.detach().abs().max(dim=-1, keepdim=True).values / most).bfloat16().to(x.dtype)
     scale = scale.clamp(min=torch.finfo(torch.float32).tiny)  # a group of zeros stays one
     quantised = scale * torch.clamp(torch.round(x.detach() / scale), -most, most)

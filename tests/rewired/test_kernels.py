@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from rewired.model import kernels
-from rewired.model.payload import Section, Sections
+from rewired.model.payload import FORMATS, Section, Sections
 from rewired.model.quantisation import Reduction, quantised_sum
 from rewired.model.quantised_reduction import _add_up, _pack, _unpack
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ONE, SEVERAL = (Section(8, 8, 100),), (Section(8, 8, 100), Section(4, 8, 200), Section(4, 4, 30))
+ONE, SEVERAL = (Section(8, 8, 100),), (Section(8, 8, 100), Section(6, 6, 70), Section(4, 8, 200), Section(4, 4, 30))
 
 
 def awkward_parts(dtype: torch.dtype, sections: Sections, tokens: int = 5, shards: int = 4) -> torch.Tensor:
@@ -50,7 +50,9 @@ def assert_same(found: Reduction, expected: Reduction) -> None:
 
 
 sections_of_any_kind = st.lists(
-    st.builds(Section, st.sampled_from([8, 4]), st.sampled_from([8, 4]), st.integers(1, 300)), min_size=1, max_size=3
+    st.builds(Section, st.sampled_from(sorted(FORMATS)), st.sampled_from(sorted(FORMATS)), st.integers(1, 300)),
+    min_size=1,
+    max_size=3,
 ).map(tuple)
 
 
@@ -113,7 +115,7 @@ def test_compiled_they_give_the_bits_of_eager_mode(
 def test_they_are_compiled_for_one_token_and_for_any_other_number() -> None:
     """A decode and prefills of whatever length; and again for other sections, and as often as that takes."""
     with compiling() as graphs:
-        for sections in ((Section(bits, 8, channels),) for bits in (8, 4) for channels in (80, 100, 128)):
+        for sections in ((Section(bits, 8, channels),) for bits in FORMATS for channels in (80, 100, 128)):
             before = graphs()
             for tokens in (7, 1, 300, 2, 1, 64):
                 parts = awkward_parts(torch.bfloat16, sections, tokens)

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rewired.model.collectives import launch_quantised
 from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.payload import Section
+from rewired.model.payload import FORMATS, Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
 from rewired.model.regions import make_region
 from rewired.model.wiring import ModuleWiring, Wiring
@@ -47,6 +47,7 @@ def cases_with_payloads(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int, dic
     merges = {entry.get("merge") for entry in wiring}
     for entry in wiring:
         payloads: list[Any] = ["full", "int8", "int4", "int4/int8", {8: 0.35, "8/4": 0.1, 4: 0.55}]
+        payloads += ["int6", "int6/int8", {8: 0.1, 6: 0.4, 4: 0.5}]
         if entry["preset"] in ("standard", "ladder") or entry.get("shared_fraction", 0) >= 0.5:
             payloads += [TABLE, {4: 0.75, 0: 0.25}]
         if "mean" in merges and "merge" not in entry:
@@ -69,7 +70,7 @@ def test_any_payload_of_any_shape(case: tuple[list[dict[str, Any]], int, dict[st
     assert_like_reference(model, wiring, tp_shards)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_and_unpacked_no_number_is_off_by_more_than_half_a_step(bits: int, dtype: torch.dtype) -> None:
     x = torch.randn(3, 5, 100, dtype=dtype) * torch.logspace(-6, 6, 5)[:, None].to(dtype)
@@ -80,6 +81,18 @@ def test_packed_and_unpacked_no_number_is_off_by_more_than_half_a_step(bits: int
     errors = (unpack(packed, bits, torch.float32) - groups).abs()
     # the scale is a bfloat16: the largest number may be off by its rounding, 1 in 512, instead
     assert (errors <= step * (0.5 * (1 + 2**-8) + 1e-5) + groups.abs() * 2**-8 * (bits == 8)).all()
+
+
+@given(st.data(), st.sampled_from(sorted(FORMATS)), st.integers(-60, 60), st.sampled_from([8, 64, 128]))
+def test_whole_numbers_of_a_scale_are_packed_exactly(data: st.DataObject, bits: int, power: int, channels: int) -> None:
+    """The largest there is among them, so that the scale is what they were multiplied by."""
+    most = 2 ** (bits - 1) - 1
+    numbers = data.draw(st.lists(st.integers(-most, most), min_size=channels, max_size=channels))
+    numbers[data.draw(st.integers(0, channels - 1))] = data.draw(st.sampled_from([-most, most]))
+    group = torch.tensor(numbers, dtype=torch.float64) * 2.0**power
+    packed = pack(group[None], bits)
+    assert packed.shape == (1, channels * bits // 8 + 2) == (1, FORMATS[bits].group_bytes(channels))
+    assert torch.equal(unpack(packed, bits, torch.float64)[0], group)
 
 
 def test_groups_of_zeros_stay_zeros_and_what_is_not_finite_is_seen() -> None:
@@ -135,6 +148,8 @@ def test_bytes_of_a_token() -> None:
     assert [m.payload_bytes(2) for m in modules("full")] == [320] * 8
     assert [m.payload_bytes(2) for m in modules("int8", hidden_size=128)] == [256] * 2 + [2 * 66] * 4 + [256] * 2
     assert [m.payload_bytes(2) for m in modules("int4", hidden_size=128)] == [256] * 2 + [2 * 34] * 4 + [256] * 2
+    assert [m.payload_bytes(2) for m in modules("int6", hidden_size=128)] == [256] * 2 + [2 * 50] * 4 + [256] * 2
+    assert [m.payload_bytes(2) for m in modules("int6/int8", hidden_size=128)][2:6] == [50 + 66] * 4
     assert [m.payload_bytes(2) for m in modules("int4/int8", hidden_size=128)][2:6] == [34 + 66] * 4
     assert [m.payload_bytes(2) for m in modules(TABLE)][2:6] == [66 + 34] * 3 + [66 + 34 + 2 * 66]
     assert [m.payload_bytes(2) for m in modules("int4", "desync")] == [320, 320, 0, 3 * 34, 0, 3 * 34, 320, 320]
@@ -188,7 +203,9 @@ def test_a_payload_is_part_of_the_function_and_of_the_config() -> None:
 )
 def test_other_payloads_are_refused(payload: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"^'payload' of layers 0-2 is .*: it must be 'full', 'int8', 'int4', 'int4/int8' or bits"
+        ValueError,
+        match=r"^'payload' of layers 0-2 is .*: it must be 'full', 'int8', 'int6', 'int4', "
+        "'int4/int8' or bits",
     ):
         make_region("0-2", "ladder", 4, payload=payload)
 

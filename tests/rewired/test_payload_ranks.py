@@ -28,7 +28,7 @@ some_payloads = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "table" else pytest.mark.slow) for name in PAYLOADS]
 )
 
-SECTIONS = (Section(8, 8, 100), Section(4, 8, 30))
+SECTIONS = (Section(8, 8, 100), Section(6, 6, 80), Section(4, 8, 30))
 
 
 def test_a_sum_on_ranks_is_bit_for_bit_that_of_one_process() -> None:
@@ -45,7 +45,7 @@ def test_a_sum_on_ranks_is_bit_for_bit_that_of_one_process() -> None:
 
 
 def parts(dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(6, 1, 3, 130, generator=torch.Generator().manual_seed(3)).to(dtype)
+    return torch.randn(6, 1, 3, 210, generator=torch.Generator().manual_seed(3)).to(dtype)
 
 
 def sum_on_ranks(dtype: torch.dtype) -> Any:
@@ -98,6 +98,7 @@ def one_backward(folder: Path, ranks: int, is_checkpointed: bool) -> dict[str, A
 BYTES = {  # that the parts take, and the sum
     "full": (0, 0),
     "int8": (2 * 66 // 2, 2 * 66 // 2),  # of 128 channels: two groups, 64 numbers and a scale each
+    "int6": (2 * 50 // 2, 2 * 50 // 2),
     "int4": (2 * 34 // 2, 2 * 34 // 2),
     "int4/int8": (2 * 34 // 2, 2 * 66 // 2),
     "8:0.5,4:0.5": (66 + 34, 66 + 34),  # a group each, which one of the ranks adds up

@@ -57,6 +57,7 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
 # payloads of every kind; in float64, where no rounding to a whole number hangs on how a sum is ordered
 PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "standard-int8": [{"layers": "0-6", "preset": "standard", "payload": "int8"}],
+    "ladder-int6": [{"layers": "0-4", "preset": "ladder", "payload": "int6"}],
     "ladder-peek-int4": [{"layers": "1-6", "preset": "ladder", "peek": True, "payload": "int4"}],
     "desync-int8": [{"layers": "0-5", "preset": "desync", "every": 3, "overlap": True, "payload": "int8"}],
     "partial-int4": [{"layers": "1-6", "preset": "partial", "shared_fraction": 0.6, "payload": "int4"}],

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from rewired.model.kernels import kernel
-from rewired.model.payload import SCALE_BYTES
+from rewired.model.payload import FORMATS
 from rewired.model.quantisation import pack, sum_in_order, unpack
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
@@ -80,7 +80,7 @@ class Packing:
     def unpack(self, packed: torch.Tensor) -> Parts:
         """The inverse of `pack`, but for what was rounded."""
         others, blocks = packed.tensor_split([4 * self.layout.numbers(False)], dim=-1)
-        size = 2 * BLOCK if self.bits is None else BLOCK * self.bits // 8 + SCALE_BYTES
+        size = 2 * BLOCK if self.bits is None else FORMATS[self.bits].group_bytes(BLOCK)
         rows = blocks.unflatten(-1, (blocks.shape[-1] // size, size))
         numbers = _as(torch.bfloat16, rows).float() if self.bits is None else unpack(rows, self.bits, torch.float32)
         return Parts(numbers, _as(torch.float32, others))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .payload import FULL, as_text, is_payload
+from .payload import FULL, NAMES, as_text, is_payload
 
 Options = Mapping[str, Any]  # of a region, by name
 
@@ -136,9 +136,9 @@ MODIFIERS = (
         flag="--payload",
         type=str,
         is_valid=is_payload,
-        wanted="'full', 'int8', 'int4', 'int4/int8' or bits and shares of the channels, most bits first, as in "
+        wanted=f"'full', {str(NAMES)[1:-1]}, 'int4/int8' or bits and shares of the channels, most bits first, as in "
         "8:0.1,4/8:0.4,0:0.5",
-        metavar="int8|int4|int4/int8|BITS:SHARE,...",
+        metavar=f"{'|'.join(NAMES)}|int4/int8|BITS:SHARE,...",
         help="What reductions send, also of --standard-layers: bits of the parts / of the sum; those of 0 stay local.",
         text="+{}",
         values=r"int\d(?:/int\d)?|[\d/]+:[\d.]+(?:\+[\d/]+:[\d.]+)*",

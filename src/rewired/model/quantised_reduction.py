@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from .exchange import all_gather, all_to_all
 from .exchange import wait as wait_for
 from .kernels import kernel
-from .payload import GROUP, Section, Sections, group_bytes
+from .payload import FORMATS, GROUP, Section, Sections
 from .quantisation import Reduction, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
 
 
@@ -144,7 +144,7 @@ def _from_ranks(rows: torch.Tensor, groups: int) -> torch.Tensor:
 def _by_section(rows: torch.Tensor, sections: Sections, bits: Sequence[int], ranks: int) -> list[torch.Tensor]:
     """A rank's share of each section: [..., n] -> [..., share, bytes of a group]."""
     shares = [-(-_groups(section) // ranks) for section in sections]  # the widest
-    sizes = [group_bytes(each) for each in bits]
+    sizes = [FORMATS[each].group_bytes() for each in bits]
     parts = rows.split([share * size for share, size in zip(shares, sizes, strict=True)], dim=-1)
     return [part.unflatten(-1, (-1, size)) for part, size in zip(parts, sizes, strict=True)]
 
