@@ -16,7 +16,7 @@ from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.sources import find_source
 
-from .data.steps import Steps
+from .data.steps import TrainingSteps
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.choices import LORA
@@ -37,7 +37,7 @@ def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tokenizer = find_source(stages[0].recipe.model).tokenizer(Path(scratch))
         checked = check_stage(stages, tokenizer, elsewhere=True)
-    steps = Steps.of(stage.recipe, stage.config, checked.corpus.train)
+    steps = TrainingSteps.of(stage.recipe, stage.config, checked.corpus.train)
     lines = [title] if title else []
     lines += [yaml.safe_dump(stage.given, sort_keys=False).strip(), "", *checked.corpus.notes, steps.describe()]
     return "\n".join([*lines, _parameters(stage.recipe, checked.student), _memory(stage, checked.student)])

@@ -10,7 +10,7 @@ from rewired import quantities
 from rewired.checkpoint.checkpoint import Checkpoint
 
 from .data.corpus import Corpus
-from .data.steps import Steps
+from .data.steps import TrainingSteps
 from .recipe.keys import Stage
 from .start import RECORD
 from .trainer import checkpoints
@@ -18,7 +18,7 @@ from .trainer import checkpoints
 
 def check(stage: Stage, folder: Path, final: Path, corpus: Corpus) -> None:
     """Raise ValueError if `stage`, whose model is in `final`, cannot take more steps."""
-    trained, steps = _steps(final), Steps.of(stage.recipe, stage.config, corpus.train).count
+    trained, steps = _steps(final), TrainingSteps.of(stage.recipe, stage.config, corpus.train).count
     other = f"choose another output_dir, where --model {final} goes on from this model"
     if steps <= trained:
         raise ValueError(

@@ -13,7 +13,7 @@ from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.text.tokenizer import load_tokenizer
 
 from .data.corpus import Corpus, load
-from .data.steps import Steps
+from .data.steps import TrainingSteps
 from .data.tokens import check_padding, set_chat_template
 from .losses import liger
 from .recipe.keys import Stage
@@ -60,7 +60,7 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last or config.warmup_steps:
-        steps = Steps.of(recipe, config, corpus.train)  # raises if dropping leaves none
+        steps = TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
         corpus.notes.extend(filter(None, [warmup_warning(config, steps.count)]))
     return CheckedStage(student, tokenizer, corpus, held_out)
 

@@ -26,9 +26,9 @@ from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
 from .changed_weights import check_basis, check_gains
-from .fit import OnLayer, check_text, fit, notes_on_fits, record
 from .job import Job
 from .plan import Plan, make_plan
+from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
 from .rotate import discard_rotated, rotate
 from .rotation import notes_on_rotation, text_of

@@ -101,11 +101,11 @@ def _evaluate(
         from rewired.ranks import choose_device
 
         with needs("evaluate", "Comparing models"):
-            from .evaluate import PACKAGED_TEXT, Request, evaluate
+            from .evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
             from .measure import Runner
             from .report import markdown, write_report
         texts = [] if no_text else text or [PACKAGED_TEXT]
-        request = Request(
+        request = EvaluateRequest(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
         )
         runner = Runner(choose_device(device, tp), tp, dtype, batch_size, engine)

@@ -31,7 +31,7 @@ PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluateRequest:
     """The models to compare and the tasks and texts to compare them on.
 
     Models are named as on the command line: a checkpoint, BASE+ADAPTER, or the folder of earlier results.
@@ -50,7 +50,7 @@ class Request:
     fresh: bool = False  # run all tasks, cached answers or not
 
 
-def evaluate(request: Request, runner: Runner, out: Path) -> Results:
+def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     """Run the tasks whose answers are not cached, and compare the models; per-item logs are written below `out`.
 
     Everything that can be checked is checked before the first model is loaded. Raises ValueError.
@@ -85,7 +85,7 @@ def evaluate(request: Request, runner: Runner, out: Path) -> Results:
     )
 
 
-def _load_tasks(suite: Suite | None, request: Request) -> tuple[list[Task], dict[str, str]]:
+def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Task], dict[str, str]]:
     """The tasks, and those of the suite that are left out because their rows are missing, title -> the reason."""
     if request.data is not None:
         benchmarks.check(request.data)
@@ -101,7 +101,7 @@ def _load_tasks(suite: Suite | None, request: Request) -> tuple[list[Task], dict
     return tasks, left_out
 
 
-def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
+def _open_models(request: EvaluateRequest) -> tuple[list[Model | Earlier], list[str]]:
     given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
     if request.control:
         given.append((request.control, "control"))
@@ -125,7 +125,7 @@ def _open_models(request: Request) -> tuple[list[Model | Earlier], list[str]]:
 
 
 def _check_real(
-    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: Request, runner: Runner
+    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: EvaluateRequest, runner: Runner
 ) -> None:
     check_together(models, runner.ranks)
     tokenizer = load_tokenizer(models[0])
@@ -143,7 +143,7 @@ def _check_real(
 def _collect_logs(
     models: Sequence[Model | Earlier],
     tasks: Sequence[Task],
-    request: Request,
+    request: EvaluateRequest,
     runner: Runner,
     settings: dict[str, Any],
 ) -> dict[str, dict[str, Logs]]:
@@ -173,7 +173,7 @@ def _collect_logs(
 
 
 def _divergences(
-    models: Sequence[Model | Earlier], text: str, request: Request, runner: Runner
+    models: Sequence[Model | Earlier], text: str, request: EvaluateRequest, runner: Runner
 ) -> dict[str, Divergence]:
     original, *others = models
     with_weights = [model for model in others if isinstance(model, Model)]
@@ -198,7 +198,7 @@ def _info(model: Model | Earlier, role: str) -> ModelInfo:
     return ModelInfo(model.name, role, model.sha256, model.step, config)
 
 
-def _notes(models: Sequence[Model | Earlier], request: Request, runner: Runner) -> list[str]:
+def _notes(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[str]:
     from_before = [model.name for model in models if isinstance(model, Earlier)]
     notes = [f"Answers of {', '.join(from_before)} are from earlier results."] if from_before else []
     if from_before and request.texts:
@@ -229,7 +229,9 @@ def _versions(runner: Runner) -> dict[str, str]:
     return versions | ({"vllm": vllm_version()} if runner.engine == VLLM else {})
 
 
-def _settings(request: Request, runner: Runner, versions: dict[str, str], models: Sequence[Model]) -> dict[str, Any]:
+def _settings(
+    request: EvaluateRequest, runner: Runner, versions: dict[str, str], models: Sequence[Model]
+) -> dict[str, Any]:
     """All settings; under `answers`, those that answers depend on besides the model and the task."""
     return {
         "answers": {

@@ -16,8 +16,8 @@ from trl import SFTConfig
 from rewired import quantities
 from rewired.progress import announce
 
+from ..recipe.dataset_entry import DatasetEntry
 from ..recipe.keys import Recipe
-from ..recipe.source import Source
 from . import loading
 from .encoding import encode_file, encode_stream, row_encoder
 from .files import stamp
@@ -105,7 +105,7 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
 
 
 def _read(
-    source: Source,
+    source: DatasetEntry,
     recipe: Recipe,
     config: SFTConfig,
     encoder: Encoder,

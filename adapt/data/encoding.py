@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
 from trl import SFTConfig
 
-from ..recipe.source import Source
+from ..recipe.dataset_entry import DatasetEntry
 from .documents import checked_document
 from .files import decode, place
 from .loading import is_wanted
@@ -29,7 +29,7 @@ _FEATURES = Features(  # given, because the first rows may all be left out and s
 RowEncoder = Callable[[Mapping[str, Any], int], dict[str, Any]]  # of a row and its index, the columns of _FEATURES
 
 
-def row_encoder(name: str, source: Source, encoder: Encoder, skip_bad: bool) -> RowEncoder:
+def row_encoder(name: str, source: DatasetEntry, encoder: Encoder, skip_bad: bool) -> RowEncoder:
     """Encodes the rows of the file `name`. Raises ValueError for a bad row, or with `skip_bad`, gives its problem."""
     return partial(_encode_row, version=_VERSION, name=name, source=source, encoder=encoder, skip_bad=skip_bad)
 
@@ -81,7 +81,7 @@ def encode_stream(rows: IterableDataset, encode: RowEncoder, stats: StreamStats,
 
 
 def _encode_row(
-    row: Mapping[str, Any], index: int, version: int, name: str, source: Source, encoder: Encoder, skip_bad: bool
+    row: Mapping[str, Any], index: int, version: int, name: str, source: DatasetEntry, encoder: Encoder, skip_bad: bool
 ) -> dict[str, Any]:
     where = place(row, index, name)
     nothing: dict[str, Any] = {"input_ids": [], "labels": [], "length": 0, "first": 0}

@@ -11,11 +11,11 @@ from datasets import Dataset, IterableDataset
 
 from rewired.text.rows import ROWS, dataset_errors, is_on_hub
 
-from ..recipe.source import Source
+from ..recipe.dataset_entry import DatasetEntry
 from . import files, instruct
 
 
-def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
+def load(source: DatasetEntry, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
     """The rows of each local file of `source`, or of the dataset on the hub, with their name.
 
     Raises ValueError for what cannot be read.
@@ -34,7 +34,7 @@ def load(source: Source, streaming: bool) -> list[tuple[str, Dataset | IterableD
     return [(source.path, rows)]
 
 
-def is_wanted(source: Source, row: Mapping[str, Any]) -> bool:
+def is_wanted(source: DatasetEntry, row: Mapping[str, Any]) -> bool:
     """Whether `row` passes the filters of `source`."""
     return (not source.languages or row.get("langdetect") in source.languages) and (
         not source.sources or row.get("source") in source.sources
@@ -58,7 +58,7 @@ def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any
     return datasets.interleave_datasets(list(parts), shares, seed=seed, stopping_strategy="first_exhausted")
 
 
-def _check_local(source: Source) -> None:
+def _check_local(source: DatasetEntry) -> None:
     if source.name or source.split != "train":
         raise ValueError(
             f"Of `datasets`, {source.path} is on disk, where all of a file is read: leave name and split out, or name "

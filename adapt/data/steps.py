@@ -18,7 +18,7 @@ from ..recipe.keys import Recipe
 
 
 @dataclass(frozen=True)
-class Steps:
+class TrainingSteps:
     """The steps of a training; `rows` and `tokens` are those of one epoch, after packing, and None for a stream."""
 
     rows: int | None
@@ -28,7 +28,7 @@ class Steps:
     count: int
 
     @classmethod
-    def of(cls, recipe: Recipe, config: SFTConfig, train: Dataset | IterableDataset) -> Steps:
+    def of(cls, recipe: Recipe, config: SFTConfig, train: Dataset | IterableDataset) -> TrainingSteps:
         """The steps of training on `train`. Raises ValueError if it has too few rows for one."""
         ranks = recipe.ranks if recipe.is_sharded else PartialState().num_processes
         rows_at_once = config.per_device_train_batch_size * ranks // recipe.tp_size

@@ -15,7 +15,7 @@ from rewired.text import MIX
 
 from .choices import CHOICES, DIVERGENCES, LORA
 from .companions import Companion
-from .source import Source
+from .dataset_entry import DatasetEntry
 
 NO_REFIT = ("none", "false", "no")
 _MINIMA = {"held_out": 0} | dict.fromkeys(
@@ -116,10 +116,10 @@ class Recipe:
         return [name for name, weight in weights.items() if weight]
 
     @property
-    def mix(self) -> list[Source]:
+    def mix(self) -> list[DatasetEntry]:
         """The entries of `datasets`."""
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
-        return [Source.from_recipe(entry) for entry in entries]
+        return [DatasetEntry.from_recipe(entry) for entry in entries]
 
     def _check_lora_targets(self) -> None:
         if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one

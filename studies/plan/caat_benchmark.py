@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any
 
 from rewired.plan import hardware
-from rewired.plan.collectives import AllReduce, Network, Ring
+from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.engine import Engine
+from rewired.plan.pass_time import pass_time
 from rewired.plan.shapes import named_shapes
-from rewired.plan.timeline import pass_time
 from rewired.plan.wirings import STANDARD, UPPER
 
-from .benchmark import HERE, fitted
+from .ladder_benchmark import HERE, fitted
 
 NAME = "caat-benchmark"
 PROMPT = 2048
@@ -29,7 +29,7 @@ _PRIORS = {"flops_share": 0.4, "ring_base": 20e-6, "ring_share": 0.85}
 
 
 @dataclass(frozen=True)
-class Measured:
+class PublishedTime:
     model: str
     tp: int
     batch: int
@@ -39,18 +39,20 @@ class Measured:
 
 
 @cache
-def published() -> list[Measured]:
+def published() -> list[PublishedTime]:
     text = (HERE / "caat-ttft.csv").read_text("utf-8")
     measured = []
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         for wiring in (STANDARD, "0.75", "0.5", "0.25", UPPER):
             seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
-            run = Measured(row["model"], int(row["tp"]), int(row["batch"]), wiring, seconds, 1 - seconds / standard)
+            run = PublishedTime(
+                row["model"], int(row["tp"]), int(row["batch"]), wiring, seconds, 1 - seconds / standard
+            )
             measured.append(run)
     return measured
 
 
-def predicted_seconds(run: Measured, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
+def predicted_seconds(run: PublishedTime, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
     """Of its time to first token; of another wiring in its place, if one is given."""
     engine, sheet = Engine(**(fitted(NAME) if table is None else table)), hardware.load("gaudi3")
     ring = Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share)
@@ -65,7 +67,7 @@ def predicted_seconds(run: Measured, table: Mapping[str, Any] | None = None, wir
     return pass_time(rank, all_reduce, shape.wiring(entries), step, name != UPPER).seconds
 
 
-def points(runs: Sequence[Measured], table: Mapping[str, Any] | None = None) -> list[float]:
+def points(runs: Sequence[PublishedTime], table: Mapping[str, Any] | None = None) -> list[float]:
     """Predicted less published share of time saved, in points, of all but standard runs."""
     rewired = [run for run in runs if run.wiring != STANDARD]
     saved = [1 - predicted_seconds(run, table) / predicted_seconds(run, table, STANDARD) for run in rewired]

@@ -15,7 +15,7 @@ from typing import Any
 from rewired.plan.wirings import STANDARD
 
 from . import caat_benchmark
-from .benchmark import HERE, NAME, Measured, Run, predicted_speedup, published, tokens_per_second
+from .ladder_benchmark import HERE, NAME, PublishedSpeed, Run, predicted_speedup, published, tokens_per_second
 
 _PAGE = """# The engines of published benchmarks, as `python -m studies.plan.fit` fits them.
 
@@ -83,7 +83,7 @@ def parameters(values: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def fit(rows: Sequence[Measured], text: Sequence[tuple[Run, float, float]] = TEXT) -> dict[str, Any]:
+def fit(rows: Sequence[PublishedSpeed], text: Sequence[tuple[Run, float, float]] = TEXT) -> dict[str, Any]:
     """The parameters that come nearest to `rows`, to the paper's `text` and to the priors."""
     import numpy as np
     from scipy.optimize import least_squares
@@ -102,20 +102,20 @@ def fit(rows: Sequence[Measured], text: Sequence[tuple[Run, float, float]] = TEX
     return parameters({name: math.exp(log) for name, log in zip(PRIORS, logs, strict=True)})
 
 
-def _errors(row: Measured, table: Mapping[str, Any]) -> list[float]:
+def _errors(row: PublishedSpeed, table: Mapping[str, Any]) -> list[float]:
     throughput = math.log(tokens_per_second(row.run, table) / row.tokens_per_second) / THROUGHPUT_ERROR
     if row.run.wiring == STANDARD:
         return [throughput]
     return [throughput, (predicted_speedup(row.run, table) - row.speedup) / SPEEDUP_ERROR]
 
 
-def points(rows: Sequence[Measured], table: Mapping[str, Any] | None = None) -> list[float]:
+def points(rows: Sequence[PublishedSpeed], table: Mapping[str, Any] | None = None) -> list[float]:
     """Predicted less published speedups of all but standard runs, in points."""
     rewired = [row for row in rows if row.run.wiring != STANDARD]
     return [100 * (predicted_speedup(row.run, table) - row.speedup) for row in rewired]
 
 
-def left_out(group: Callable[[Measured], Any]) -> list[float]:
+def left_out(group: Callable[[PublishedSpeed], Any]) -> list[float]:
     """Points off of each run, by a fit that saw nothing of the runs in its group."""
     rows = published()
     keys = dict.fromkeys(group(row) for row in rows if row.run.wiring != STANDARD)
@@ -132,7 +132,7 @@ def said_left_out(model: str) -> dict[Run, float]:
     return {run: 100 * (predicted_speedup(run, table) - said) for run, said, _ in TEXT if run.model == model}
 
 
-GROUPS: Mapping[str, Callable[[Measured], Any]] = {
+GROUPS: Mapping[str, Callable[[PublishedSpeed], Any]] = {
     "each run": lambda row: row.run,
     "each wiring": lambda row: row.run.wiring,
     "each number of GPUs": lambda row: row.run.tp,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rewired.plan.shapes import named_shapes
 
-from .benchmark import MODELS, WIRINGS, Run, predicted_speedup
+from .ladder_benchmark import MODELS, WIRINGS, Run, predicted_speedup
 
 COLUMNS = ("model", "batch", "tp", "nvlink", "wiring")
 FILLED = "predicted_speedup"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewired.bench.request import BenchRequest
-from rewired.bench.results import Cell, Measured, to_json
+from rewired.bench.results import Cell, CellFile, to_json
 
 REQUEST = BenchRequest("tiny", ("ladder", "none"), prompt=8, new=10, rounds=3, device="cpu")
 SAMPLES = {
@@ -87,21 +87,21 @@ def test_an_all_reduce_that_was_measured_twice_counts_once() -> None:
 
 
 def test_cells_are_found_again(tmp_path: Path) -> None:
-    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
-    Measured(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
-    again = Measured(tmp_path, REQUEST)
+    CellFile(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    CellFile(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
+    again = CellFile(tmp_path, REQUEST)
     assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}, SENT), Cell(2, 4, {"loopback": SAMPLES}, SENT)]
     assert again.is_done(2, 4)
     assert not again.is_done(4, 4)
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Measured(tmp_path, REQUEST)
+    measured = CellFile(tmp_path, REQUEST)
     measured.add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
         broken.setattr(Path, "replace", fail)
         measured.add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
-    assert [cell.batch for cell in Measured(tmp_path, REQUEST).cells] == [1]
+    assert [cell.batch for cell in CellFile(tmp_path, REQUEST).cells] == [1]
 
 
 def fail(*_: object) -> None:
@@ -109,14 +109,14 @@ def fail(*_: object) -> None:
 
 
 def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
-    Measured(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    CellFile(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     other = BenchRequest("tiny", ("ladder", "none"), prompt=9, new=10, rounds=3, device="cpu")
     with pytest.raises(ValueError, match="with another prompt: give another --out"):
-        Measured(tmp_path, other)
+        CellFile(tmp_path, other)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"request": {}, "tp": 2}', "\xff"])
 def test_a_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "measured.jsonl").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match="is not what this version of rewired bench writes: remove it"):
-        Measured(tmp_path, REQUEST)
+        CellFile(tmp_path, REQUEST)

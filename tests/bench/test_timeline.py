@@ -9,7 +9,7 @@ import matplotlib.image
 import pytest
 
 from rewired.bench import timeline
-from rewired.bench.trace import ATTENTION, MLP, AllReduce, RankTrace, Span
+from rewired.bench.trace import ATTENTION, MLP, RankTrace, Span, TracedAllReduce
 
 
 def rank(layer_times: list[float], overlaps: bool) -> RankTrace:
@@ -20,7 +20,7 @@ def rank(layer_times: list[float], overlaps: bool) -> RankTrace:
         for name in (ATTENTION, MLP):
             end = start + time * (0.5 if overlaps else 0.3)
             modules.append(Span(name, start, end))
-            all_reduces.append(AllReduce(end, end + 0.1 * time, end + 0.2 * time, name))
+            all_reduces.append(TracedAllReduce(end, end + 0.1 * time, end + 0.2 * time, name))
             start = end
             if not overlaps:
                 start = end + 0.2 * time

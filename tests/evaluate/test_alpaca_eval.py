@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rewired.evaluate import alpaca_eval
-from rewired.evaluate.evaluate import Request, evaluate
+from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
 
 from .benchmark_rows import CASES, carry
@@ -75,7 +75,7 @@ def test_an_evaluation_writes_the_outputs_of_each_model(tmp_path: Path, monkeypa
     rows = make_rows(tmp_path / "rows")
     (case,) = (case for case in CASES if case.task == "alpaca_eval")
     carry(rows, case.file, [case.carried])
-    request = Request(str(dense), tasks=["alpaca_eval"], data=rows, texts=())
+    request = EvaluateRequest(str(dense), tasks=["alpaca_eval"], data=rows, texts=())
     results = evaluate(request, Runner("cpu"), tmp_path / "out")
     (output,) = json.loads((tmp_path / "out" / "alpaca_eval" / "dense.json").read_text())
     assert output["instruction"] == "Name a river."

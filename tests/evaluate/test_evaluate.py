@@ -19,7 +19,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from rewired.evaluate import benchmarks, harness, measure
-from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
+from rewired.evaluate.evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
 from rewired.evaluate.harness import check_one_bos, load_tasks
 from rewired.evaluate.measure import Runner
 from rewired.evaluate.metrics import Metric
@@ -51,9 +51,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(world: Path, *others: str, **changes: Any) -> Request:
+def request(world: Path, *others: str, **changes: Any) -> EvaluateRequest:
     given = {"tasks": TASKS, "data": world / "rows", "texts": (), "text_tokens": 512}
-    return Request(str(world / "dense"), [str(world / other) for other in others], **(given | changes))
+    return EvaluateRequest(str(world / "dense"), [str(world / other) for other in others], **(given | changes))
 
 
 def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rewired.convert import cli as convert_cli
 from rewired.extras import missing
 from rewired.plan.cli import add_commands
 from rewired.plan.frontier import quality, selected
-from rewired.plan.plan import convert_command
+from rewired.plan.ranking import convert_command
 from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import WIRINGS, candidates
 

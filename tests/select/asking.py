@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired.select.request import SelectRequest
-from rewired.select.scores import Score
+from rewired.select.scores import LayerScore
 from rewired.select.select import select
 
 TOKENS = 4096
@@ -16,5 +16,5 @@ def ask(text: Path, wiring: str = "ladder", **changes: Any) -> SelectRequest:
     return SelectRequest(wiring, **({"budget": 2, "text": str(text), "tokens": TOKENS, "measure": False} | changes))
 
 
-def scored(dense: Path, text: Path, out: Path, wiring: str = "ladder", **changes: Any) -> dict[int, Score]:
+def scored(dense: Path, text: Path, out: Path, wiring: str = "ladder", **changes: Any) -> dict[int, LayerScore]:
     return select(str(dense), out, ask(text, wiring, **changes)).cache.read(wiring)

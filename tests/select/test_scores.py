@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rewired.select.request import SelectRequest
-from rewired.select.scores import Score, ScoreCache
+from rewired.select.scores import LayerScore, ScoreCache
 from rewired.select.select import select
 from tests.convert.checkpoints import broken_copy
 from tests.select.asking import ask, scored
@@ -53,7 +53,7 @@ def test_other_weights_are_scored_anew(dense: Path, text: Path, tmp_path: Path) 
 def test_an_interrupted_scoring_goes_on(dense: Path, text: Path, tmp_path: Path) -> None:
     heard: list[int] = []
 
-    def stop_after_one(name: str, layer: int, layers: int, score: Score) -> None:
+    def stop_after_one(name: str, layer: int, layers: int, score: LayerScore) -> None:
         heard.append(layer)
         if heard == [0, 1]:
             raise KeyboardInterrupt
@@ -102,16 +102,16 @@ def test_two_runs_keep_each_others_scores() -> None:
 
     def add(number: int) -> None:
         for layer in range(number, 99, 2):
-            runs[number].add("ladder", layer, Score(0.1 * layer, 0.2))
+            runs[number].add("ladder", layer, LayerScore(0.1 * layer, 0.2))
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(add, range(2)))
-    assert ScoreCache({}, 100).read("ladder") == {layer: Score(0.1 * layer, 0.2) for layer in range(99)}
+    assert ScoreCache({}, 100).read("ladder") == {layer: LayerScore(0.1 * layer, 0.2) for layer in range(99)}
 
 
 def test_neighbours_that_mend_each_other_are_no_cheaper_for_it() -> None:
     cache = ScoreCache({"test": "a price"}, 3)
-    for layer, score in enumerate((Score(0.2, 0.3), Score(0.2, 0.5), Score(0.1, None))):
+    for layer, score in enumerate((LayerScore(0.2, 0.3), LayerScore(0.2, 0.5), LayerScore(0.1, None))):
         cache.add("ladder", layer, score)
     price = cache.price(["ladder"])
     assert price.of(("ladder", "ladder", "standard")) == pytest.approx(0.4), "not 0.3"

@@ -19,7 +19,7 @@ from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.traffic import LayerTable
 from rewired.refit.sweep import Sweep
 from rewired.select.choice import STANDARD
-from rewired.select.scores import Score
+from rewired.select.scores import LayerScore
 from rewired.select.select import select
 from rewired.select.wirings import BYTES_MIX, NAMES, WIRINGS, sent
 from rewired.select.wirings import exposed as waits
@@ -124,8 +124,8 @@ def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: P
     """Made the worst one: the last layer is scored as costing most."""
     request = ask(text, budget=1)
     cache = select(str(dense), tmp_path / "choice", request).cache
-    cache.add("ladder", 3, Score(9.0, None))
-    cache.add("ladder", 0, Score(0.0, 1.0))
+    cache.add("ladder", 3, LayerScore(9.0, None))
+    cache.add("ladder", 0, LayerScore(0.0, 1.0))
     done = select(str(dense), tmp_path / "again", request)
     assert [(each.name, each.wiring[0]["layers"]) for each in done.candidates] == [
         ("chosen", "0-1"),

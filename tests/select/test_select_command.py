@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rewired.select.cli import _print
-from rewired.select.scores import Measured
+from rewired.select.scores import MeasuredKL
 from rewired.select.select import estimate, select
 from tests.convert.checkpoints import run, snapshot
 from tests.select.asking import ask
@@ -65,7 +65,7 @@ def test_last_layers_that_measure_better_are_said(
 ) -> None:
     done = select(str(dense), tmp_path / "out", ask(text, budget=1, measure=False))
     measured = [
-        replace(done.candidates[0], name=name, measured=Measured(1.0, kl, 0.1))
+        replace(done.candidates[0], name=name, measured=MeasuredKL(1.0, kl, 0.1))
         for name, kl in (("chosen", chosen), ("the last 1", 0.3))
     ]
     _print(replace(done, candidates=measured), ["ladder"], "convert [my]-llama ...")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from studies.plan import benchmark, caat_benchmark, fit
-from studies.plan.benchmark import Run, fitted, predicted_speedup, published
+from studies.plan import caat_benchmark, fit, ladder_benchmark
+from studies.plan.ladder_benchmark import Run, fitted, predicted_speedup, published
 from studies.plan.predict import fill
 
 
@@ -65,8 +65,8 @@ def test_trends_that_the_paper_states() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_parameters_are_what_the_fit_finds() -> None:
-    found = tomllib.loads(fit.toml(benchmark.NAME, fit.fit(published())))[benchmark.NAME]
-    stored = fitted(benchmark.NAME)
+    found = tomllib.loads(fit.toml(ladder_benchmark.NAME, fit.fit(published())))[ladder_benchmark.NAME]
+    stored = fitted(ladder_benchmark.NAME)
     assert found.pop("without_p2p") == pytest.approx(stored["without_p2p"], rel=0.02)
     assert found == pytest.approx({name: stored[name] for name in found}, rel=0.02)
 

@@ -34,7 +34,7 @@ class Cell:
     all_reduce: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
-class Measured:
+class CellFile:
     """The file of cells that are done."""
 
     def __init__(self, folder: Path, request: BenchRequest) -> None:

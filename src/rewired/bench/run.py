@@ -23,9 +23,9 @@ from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .profiling import Profile
 from .request import VLLM, BenchRequest
-from .results import Measured, to_json
-from .sweep import Sweep
-from .sweep import measure as in_transformers
+from .results import CellFile, to_json
+from .transformers_engine import RankJob
+from .transformers_engine import measure as in_transformers
 
 
 def bench(
@@ -49,15 +49,15 @@ def bench(
         check_memory(request, model.shape, tp, max(batches), len(rivals))
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
-    measured = Measured(out, request)
+    measured = CellFile(out, request)
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     for tp in tp_sizes:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
         profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
         if missing or profile:
-            _measure(_sweep(request, model, rivals, tp, profile), missing, measured)
-            measured = Measured(out, request)
+            _measure(_job(request, model, rivals, tp, profile), missing, measured)
+            measured = CellFile(out, request)
         if profile and torchrun.is_first_rank():
             names = [rival.name for rival in rivals]
             profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")
@@ -102,14 +102,14 @@ def _cut(shape: LlamaShape, layers: int | None) -> LlamaShape:
     return replace(shape, num_hidden_layers=layers)
 
 
-def _sweep(
+def _job(
     request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profile: Profile | None
-) -> Sweep:
+) -> RankJob:
     """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
     has_none = tp > 1 and request.engine != VLLM
     rivals = [rival for rival in rivals if has_none or rival.name != NONE]
     tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
-    return Sweep(request, model.config, rivals, tp, tp_shards, model.folder, profile)
+    return RankJob(request, model.config, rivals, tp, tp_shards, model.folder, profile)
 
 
 def _check_vllm(profiles: bool) -> None:
@@ -118,19 +118,19 @@ def _check_vllm(profiles: bool) -> None:
         raise ValueError("--profile traces models in transformers: leave it out, or --engine vllm.")
 
 
-def _measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
-    measure = vllm_engine.measure if sweep.request.engine == VLLM else in_transformers
+def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
+    measure = vllm_engine.measure if job.request.engine == VLLM else in_transformers
     if torchrun.is_joined():
-        measure(sweep, batches, measured)
+        measure(job, batches, measured)
         return
-    with prepared(sweep.request, sweep.tp) as prepare:
+    with prepared(job.request, job.tp) as prepare:
         run_on_ranks(
             measure,
-            sweep.tp,
-            sweep,
+            job.tp,
+            job,
             batches,
             measured,
-            device_type=sweep.request.device,
+            device_type=job.request.device,
             timeout_seconds=TIMEOUT_SECONDS,
             prepare=prepare,
         )

@@ -51,7 +51,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class TracedAllReduce:
     """From when it is launched, over when the ranks begin to exchange, to when this rank has the sum: microseconds.
 
     `module` launched it, as far as modules are marked.
@@ -69,7 +69,7 @@ class RankTrace:
 
     modules: Sequence[Span]
     products: Sequence[Span]  # matrix products and attention; on a GPU, all kernels that compute
-    all_reduces: Sequence[AllReduce]
+    all_reduces: Sequence[TracedAllReduce]
     waits: Sequence[Span]
 
 
@@ -87,7 +87,7 @@ def _of_cpu(events: Sequence[Event]) -> RankTrace:
     running = _named(events, _GLOO)
     launches = _named(events, _LAUNCH) if running else []  # without communication there are launches only
     all_reduces = [
-        AllReduce(launch.start, own.start, own.end, _launched_by(modules, launch.start))
+        TracedAllReduce(launch.start, own.start, own.end, _launched_by(modules, launch.start))
         for launch, own in zip(launches, running, strict=True)
     ]
     return RankTrace(modules, _named(events, *_PRODUCTS), all_reduces, _named(events, _WAIT))
@@ -100,7 +100,7 @@ def _of_gpu(events: Sequence[Event]) -> RankTrace:
     streams = {event["tid"] for event in kernels if event not in nccl}
     modules = _modules([event for event in events if event["tid"] in streams], "gpu_user_annotation")
     all_reduces = [
-        AllReduce(span.start, span.start, span.end, _launched_by(modules, span.start))
+        TracedAllReduce(span.start, span.start, span.end, _launched_by(modules, span.start))
         for span in map(_span, nccl)
         if "allreduce" in span.name.lower()
     ]

@@ -1,4 +1,4 @@
-"""A sweep in vLLM: its own Llama is `stock`, and every other contender is that model by our plugin.
+"""The cells of one number of ranks, measured by vLLM: its own Llama is `stock`, every other contender our plugin's.
 
 Every rank holds an engine of each contender, and takes all steps that the other ranks take. So engines are timed in
 turns, as models in transformers are. Weights are random: no time depends on them.
@@ -28,10 +28,10 @@ from .contenders import STANDARD, STOCK, Contender
 from .links import NCCL, SHARED_MEMORY
 from .memory import engine_cache
 from .models import STD, config_of
-from .results import Cell, Measured
+from .results import Cell, CellFile
 from .runs import DECODE, PREFILL
-from .sweep import CHECKED, TOLERANCE, Sweep
 from .timing import interleaved
+from .transformers_engine import CHECKED, TOLERANCE, RankJob
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # an engine runs in its rank
@@ -42,31 +42,31 @@ _RANDOM = "rewired-random"
 _PAGES = 256  # tokens more than a sequence has, in its last page and in one that vLLM keeps
 
 
-def measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
 
     Raises ValueError where vLLM refuses a model, or `standard` does not compute what vLLM's own Llama does.
     """
     os.environ.update(_ENVIRONMENT)
-    _join(sweep)
+    _join(job)
     with TemporaryDirectory() as folder:
-        engines = _engines(sweep, max(batches), Path(folder))
-        _check_logprobs(engines, sweep)
+        engines = _engines(job, max(batches), Path(folder))
+        _check_logprobs(engines, job)
         for batch in batches:
-            cell = _measure_batch(engines, batch, sweep)
+            cell = _measure_batch(engines, batch, job)
             if distributed.get_rank() == 0:
                 measured.add(cell)
 
 
-def _measure_batch(engines: Mapping[str, Any], batch: int, sweep: Sweep) -> Cell:
-    request = sweep.request
+def _measure_batch(engines: Mapping[str, Any], batch: int, job: RankJob) -> Cell:
+    request = job.request
     prompts = _prompts(engines[STOCK], batch, request.prompt)
     runs = {name: partial(_generate, engine, prompts, request.new) for name, engine in engines.items()}
     for run in runs.values():
         run()
         run()
-    samples = interleaved(runs, request.rounds, f"bench: TP {sweep.tp}, batch {batch}: round")
-    return Cell(sweep.tp, batch, {_link(sweep): samples}, {name: {} for name in engines})
+    samples = interleaved(runs, request.rounds, f"bench: TP {job.tp}, batch {batch}: round")
+    return Cell(job.tp, batch, {_link(job): samples}, {name: {} for name in engines})
 
 
 _request_ids = map(str, count())
@@ -89,21 +89,21 @@ def _generate(engine: Any, prompts: Sequence[list[int]], new: int) -> dict[str, 
     return {PREFILL: first - start, DECODE: (time.perf_counter() - first) / (new - 1)}
 
 
-def _engines(sweep: Sweep, batch: int, folder: Path) -> dict[str, Any]:
-    config = LlamaConfig.from_dict({**sweep.config, "architectures": ["LlamaForCausalLM"]})
-    config.max_position_embeddings = max(config.max_position_embeddings, sweep.request.prompt + sweep.request.new)
+def _engines(job: RankJob, batch: int, folder: Path) -> dict[str, Any]:
+    config = LlamaConfig.from_dict({**job.config, "architectures": ["LlamaForCausalLM"]})
+    config.max_position_embeddings = max(config.max_position_embeddings, job.request.prompt + job.request.new)
     engines = {}
-    with Progress("bench: start engine", len(sweep.contenders)) as progress:
-        for contender in sweep.contenders:
-            engines[contender.name] = _engine(contender, config, sweep, batch, folder / contender.name)
+    with Progress("bench: start engine", len(job.contenders)) as progress:
+        for contender in job.contenders:
+            engines[contender.name] = _engine(contender, config, job, batch, folder / contender.name)
             progress.advance()
     return engines
 
 
-def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int, folder: Path) -> Any:
+def _engine(contender: Contender, config: LlamaConfig, job: RankJob, batch: int, folder: Path) -> Any:
     """vLLM with one contender, whose weights are made on the rank that holds them."""
-    request, length = sweep.request, sweep.request.prompt + sweep.request.new
-    own = config_of(contender, config, sweep.tp_shards)
+    request, length = job.request, job.request.prompt + job.request.new
+    own = config_of(contender, config, job.tp_shards)
     own.architectures = ["LlamaForCausalLM" if contender.is_stock else "RewiredLlamaForCausalLM"]
     own.save_pretrained(folder)
     with starting(contender.name):
@@ -116,7 +116,7 @@ def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int,
             skip_tokenizer_init=True,
             dtype=request.dtype,
             seed=0,
-            tensor_parallel_size=sweep.tp,
+            tensor_parallel_size=job.tp,
             distributed_executor_backend="external_launcher",
             enforce_eager=not request.is_compiled,
             enable_prefix_caching=False,
@@ -125,16 +125,16 @@ def _engine(contender: Contender, config: LlamaConfig, sweep: Sweep, batch: int,
             max_num_seqs=batch,
             max_num_batched_tokens=batch * length,
             kv_cache_memory_bytes=engine_cache(
-                request, LlamaShape.from_config(config.to_dict()), sweep.tp, batch, _PAGES
+                request, LlamaShape.from_config(config.to_dict()), job.tp, batch, _PAGES
             ),
         )
 
 
-def _check_logprobs(engines: Mapping[str, Any], sweep: Sweep) -> None:
+def _check_logprobs(engines: Mapping[str, Any], job: RankJob) -> None:
     """Raise ValueError where `standard` is not vLLM's own Llama."""
     from vllm import SamplingParams
 
-    prompts = _prompts(engines[STOCK], 1, min(CHECKED, sweep.request.prompt))
+    prompts = _prompts(engines[STOCK], 1, min(CHECKED, job.request.prompt))
     sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     found = {}
     for name in (STOCK, STANDARD):
@@ -143,7 +143,7 @@ def _check_logprobs(engines: Mapping[str, Any], sweep: Sweep) -> None:
         each = zip(prompts[0][1:], output.prompt_logprobs[1:], strict=True)
         found[name] = torch.tensor([logprobs[token].logprob for token, logprobs in each])
     difference = ((found[STANDARD] - found[STOCK]).abs().max() / found[STOCK].abs().max()).item()
-    if not difference <= TOLERANCE[sweep.request.dtype]:
+    if not difference <= TOLERANCE[job.request.dtype]:
         raise ValueError(
             f"The log-probabilities of standard differ from vLLM's own Llama's by {difference:.1e} of the largest: "
             "nothing was timed. This is a fault of rewired; please report it with the output of rewired bench."
@@ -179,7 +179,7 @@ def _register_random_weights() -> None:
                     parameter.data.normal_(0, STD, generator=generator)
 
 
-def _join(sweep: Sweep) -> None:
+def _join(job: RankJob) -> None:
     """Make vLLM's process groups, before an engine does.
 
     On a CPU its ranks share memory if they say that they are on one machine. Over a link they are on two: then vLLM
@@ -191,17 +191,17 @@ def _join(sweep: Sweep) -> None:
 
     current_platform.import_kernels()  # without them there is no shared memory
     rank = distributed.get_rank()
-    machine = rank if sweep.request.link else 0
+    machine = rank if job.request.link else 0
     name = os.environ["VLLM_DIST_IDENT"] = f"rewired-{os.getppid()}-{machine}"
     with starting("the ranks"), set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(sweep.tp, rank, local_rank=rank, backend=distributed.get_backend())
-        initialize_model_parallel(sweep.tp)
+        init_distributed_environment(job.tp, rank, local_rank=rank, backend=distributed.get_backend())
+        initialize_model_parallel(job.tp)
     distributed.barrier()
     for memory in Path("/dev/shm").glob(f"{name}-*"):  # all ranks have it; what is killed would leave it behind
         memory.unlink(missing_ok=True)
 
 
-def _link(sweep: Sweep) -> str:
-    if sweep.request.device == "cuda":
+def _link(job: RankJob) -> str:
+    if job.request.device == "cuda":
         return NCCL
-    return sweep.request.link or SHARED_MEMORY
+    return job.request.link or SHARED_MEMORY

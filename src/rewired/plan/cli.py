@@ -73,7 +73,7 @@ def _plan(
             _check_unused(for_inference | {"--explain": explain or None, "--plot": plot})
             _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
             return
-        from .plan import PlanRequest, make_plan
+        from .ranking import PlanRequest, make_ranking
         from .report import print_plan, to_json
 
         request = PlanRequest(
@@ -90,7 +90,7 @@ def _plan(
             frontier,
             calibrate,
         )
-        plan = make_plan(request)
+        plan = make_ranking(request)
         if plot is not None:
             from .plots import draw
 

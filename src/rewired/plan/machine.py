@@ -9,11 +9,11 @@ from rewired.model.wiring import Wiring
 
 from . import engine as engines
 from . import hardware as machines
-from .collectives import AllReduce, Network, Ring, curves_of, halves_of
+from .all_reduce_time import AllReduce, Network, Ring, curves_of, halves_of
 from .compute import Rank, Step
 from .engine import Engine
 from .hardware import Hardware
-from .timeline import PassTime, pass_time
+from .pass_time import PassTime, pass_time
 
 # How wrong all-reduce times and the hidden share may be: most published speedups lie in what follows (docs/plan.md).
 COMMUNICATION_ERROR = 0.2

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rewired.extras import needs
 
-from .plan import Plan
+from .ranking import Ranking
 from .wirings import UPPER
 
 _COLOURS = ("#2e86ab", "#1b4965", "#e07a5f", "#b56576", "#81b29a", "#588157", "#6d597a", "#444444")
 _TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # nats
 
 
-def draw(plan: Plan, path: Path) -> None:
+def draw(plan: Ranking, path: Path) -> None:
     """Speedups with their ranges over KL; the dashed line is the bound, no communication at all."""
     with needs("convert", "A plot"):
         from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from rewired.quantities import count
 
 from .caat import best_share, capacity
 from .compute import Rank, Step
-from .plan import Plan, Priced
-from .timeline import pass_time
+from .pass_time import pass_time
+from .ranking import Priced, Ranking
 from .wirings import STANDARD, UPPER
 
 _SHOWN = 12  # rows a table; --json has all
@@ -20,7 +20,7 @@ PROMISE = (
 )
 
 
-def print_plan(plan: Plan, explain: bool) -> None:
+def print_plan(plan: Ranking, explain: bool) -> None:
     from rich.console import Console
 
     console, request, sheet = Console(markup=False), plan.request, plan.machine.hardware
@@ -49,7 +49,7 @@ def print_plan(plan: Plan, explain: bool) -> None:
         console.print(f"    {plan.command(candidate)}", soft_wrap=True, highlight=False)
 
 
-def _table(plan: Plan, batch: int, cache: float) -> Any:
+def _table(plan: Ranking, batch: int, cache: float) -> Any:
     memory = f"{plan.weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache on each GPU"
     headings = ("TTFT\nms", "token\nms", "tokens\n/s", "speedup", "range", "waits\n/token", "KiB", "KL")
     grid = grid_of(f"batch {batch}: {memory}", ["wiring", *headings])
@@ -90,7 +90,7 @@ def _cells(row: Priced) -> tuple[str, ...]:
     )
 
 
-def _print_layer(console: Any, plan: Plan) -> None:
+def _print_layer(console: Any, plan: Ranking) -> None:
     headings = ("batch", "pass", "attention", "overhead", "MLP", "overhead", "all-reduce", "hidden")
     grid = grid_of("where the time of a layer goes, microseconds", headings)
     engine = plan.machine.engine
@@ -112,7 +112,7 @@ def _print_layer(console: Any, plan: Plan) -> None:
         )
 
 
-def layer_times(plan: Plan, batch: int) -> dict[str, dict[str, float]]:
+def layer_times(plan: Ranking, batch: int) -> dict[str, dict[str, float]]:
     """Of prefill and decoding: microseconds of a standard layer, and the share of an all-reduce that can be hidden."""
     rank = Rank(plan.shape, plan.machine.hardware, plan.machine.engine, plan.machine.tp)
     request, layers = plan.request, plan.shape.num_hidden_layers
@@ -132,7 +132,7 @@ def layer_times(plan: Plan, batch: int) -> dict[str, dict[str, float]]:
     return times
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Ranking) -> dict[str, Any]:
     """Everything in the tables, and more: times in seconds, sizes in bytes."""
     request = plan.request
     return {

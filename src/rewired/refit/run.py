@@ -124,7 +124,7 @@ def refit(
     """
     calibration = load_text(config, source, request.text, request.tokens)
     settings = {
-        "recipe": ALGORITHM_VERSION,
+        "algorithm": ALGORITHM_VERSION,
         "config": {name: config[name] for name in sorted(config)},
         "weights": {path.name: digest(path) for path in sorted(set(tensors.values()))},
         "text": calibration.sha256,

@@ -16,8 +16,8 @@ from rewired.text import MIX
 
 if TYPE_CHECKING:
     from .request import SelectRequest
-    from .scores import Score
-    from .select import Candidate, Selection
+    from .scores import LayerScore
+    from .select import PricedChoice, Selection
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -131,7 +131,7 @@ class _Progress:
             self.show(_NOW, 0, None)
             self.progress.update(self.tasks[_NOW], description=what)
 
-    def scored(self, name: str, layer: int, layers: int, score: Score) -> None:
+    def scored(self, name: str, layer: int, layers: int, score: LayerScore) -> None:
         self.show(f"scoring {name}", layer + 1, layers)
         pair = "" if score.pair is None else f", with the next one {score.pair:.4f}"
         self.progress.console.print(f"{name}, layer {layer}: KL {score.single:.4f}{pair}", highlight=False)
@@ -183,7 +183,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     )
 
 
-def _kls(candidate: Candidate) -> tuple[str, str]:
+def _kls(candidate: PricedChoice) -> tuple[str, str]:
     measured = candidate.measured
     if measured is None:
         return "", ""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .choice import STANDARD, Choice
-from .scores import Score
+from .scores import LayerScore
 
 _COLOURS = ("#2e86ab", "#e07a5f", "#81b29a", "#b56576", "#6d597a")
 
 
-def draw(scores: Mapping[str, Mapping[int, Score]], choice: Choice, path: Path) -> None:
+def draw(scores: Mapping[str, Mapping[int, LayerScore]], choice: Choice, path: Path) -> None:
     """Bars of each layer's KL alone, by wiring; those that were chosen are filled."""
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.ticker import MaxNLocator

@@ -19,10 +19,10 @@ from rewired.refit.run import model_config
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Weights
 
-from .scores import Score, ScoreCache
+from .scores import LayerScore, ScoreCache
 from .wirings import WIRINGS
 
-OnScore = Callable[[str, int, int, Score], None]  # called with a wiring, the layer scored, and the number of layers
+OnScore = Callable[[str, int, int, LayerScore], None]  # called with a wiring, the layer, and the number of layers
 OnStep = Callable[[str], None]  # called with a few words on what begins
 
 
@@ -62,7 +62,7 @@ class Scorer:
 
     def _score(
         self, layer: int, names: Sequence[str], before: Sequence[Batch], originals: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[str, Score]]:
+    ) -> Iterator[tuple[str, LayerScore]]:
         """The streams of all wirings take the layers behind them together."""
         after = min(layer + 2, self.layers)
         streams: dict[int, list[ResidualStream]] = {layer + 1: [], layer + 2: []}  # by the layer that they go on with
@@ -75,7 +75,7 @@ class Scorer:
         ends, width = self._finish(streams), len(originals)
         kls = [self._kl(layer, originals, ends[start : start + width]) for start in range(0, len(ends), width)]
         pairs: Sequence[float | None] = kls[len(names) :] or [None] * len(names)
-        return zip(names, map(Score, kls, pairs), strict=True)
+        return zip(names, map(LayerScore, kls, pairs), strict=True)
 
     def _fitted(self, name: str, start: int, stop: int, before: Sequence[Batch]) -> Iterator[list[ResidualStream]]:
         """The streams after each of these layers, which are one region."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Score:
+class LayerScore:
     """Mean KL(original || only these layers rewired) a token, after a refit, on held-out tokens."""
 
     single: float  # of the layer alone
@@ -32,7 +32,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredKL:
     """A choice as a whole: the same KL right after conversion and after a refit of all its layers."""
 
     converted: float
@@ -53,15 +53,15 @@ class ScoreCache:
     def __init__(self, settings: Mapping[str, Any], layers: int) -> None:
         self.settings, self.layers = dict(settings), layers
         self.folder = cache_folder() / "scores" / _digest(self.settings)
-        self.scores: dict[str, dict[int, Score]] = {}
+        self.scores: dict[str, dict[int, LayerScore]] = {}
 
-    def read(self, wiring: str) -> dict[int, Score]:
+    def read(self, wiring: str) -> dict[int, LayerScore]:
         """The scores of `wiring`, by layer. Raises ValueError where the file of them is broken."""
         if wiring not in self.scores:
             self.scores[wiring] = _read(self.folder / f"{wiring}.json", self._scores) or {}
         return self.scores[wiring]
 
-    def add(self, wiring: str, layer: int, score: Score) -> None:
+    def add(self, wiring: str, layer: int, score: LayerScore) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,11 +69,11 @@ class ScoreCache:
             self.read(wiring)[layer] = score
             self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
 
-    def measured(self, entries: Sequence[Mapping[str, Any]]) -> Measured | None:
+    def measured(self, entries: Sequence[Mapping[str, Any]]) -> MeasuredKL | None:
         """The measurement of the choice with these wiring entries, if there is one."""
-        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda numbers: Measured(**numbers))
+        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda numbers: MeasuredKL(**numbers))
 
-    def add_measured(self, entries: Sequence[Mapping[str, Any]], measured: Measured) -> None:
+    def add_measured(self, entries: Sequence[Mapping[str, Any]], measured: MeasuredKL) -> None:
         self._write(f"measured-{_digest(entries)}.json", asdict(measured))
 
     def price(self, names: Sequence[str]) -> Price:
@@ -93,9 +93,9 @@ class ScoreCache:
         assert one.pair is not None, "only the last layer has no neighbour"
         return max(0.0, one.pair - one.single - other.single)
 
-    def _scores(self, written: dict[str, dict[str, float]]) -> dict[int, Score]:
+    def _scores(self, written: dict[str, dict[str, float]]) -> dict[int, LayerScore]:
         """Scores as they were written. Raises ValueError for layers that the model has not."""
-        scores = {int(layer): Score(**score) for layer, score in written.items()}
+        scores = {int(layer): LayerScore(**score) for layer, score in written.items()}
         for layer, score in scores.items():
             if not 0 <= layer < self.layers or (score.pair is None) != (layer == self.layers - 1):
                 raise ValueError(f"layer {layer} cannot have {score}")

@@ -31,7 +31,7 @@ from .cost import SelectCost
 from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
-from .scores import Measured, ScoreCache
+from .scores import MeasuredKL, ScoreCache
 from .wirings import entries, exposed, last, sent, units
 
 _FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
@@ -40,7 +40,7 @@ OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PricedChoice:
     """A choice of layers: what it costs by its `price`, the sum over its layers and neighbours, and when measured."""
 
     name: str
@@ -48,7 +48,7 @@ class Candidate:
     exposed: int
     bytes: float  # that its reductions carry, as a share of the dense model's
     price: float
-    measured: Measured | None = None
+    measured: MeasuredKL | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Selection:
     calibration: Calibration
     cache: ScoreCache
     choice: Choice
-    candidates: list[Candidate]  # what was chosen, and what the papers take at the same budget
+    candidates: list[PricedChoice]  # what was chosen, and what the papers take at the same budget
 
 
 def select(
@@ -148,7 +148,7 @@ class _Job:
         self.config = wired_config(checkpoint.config, [], tp_shards)
         weights = {path.name: digest(path) for path in checkpoint.weight_files()}
         settings = {
-            "recipe": ALGORITHM_VERSION,
+            "algorithm": ALGORITHM_VERSION,
             "config": self.config,
             "weights": weights,
             "text": self.calibration.sha256,
@@ -183,12 +183,12 @@ class _Job:
         assert choice is not None, "budgets that nothing fits are refused at the start"
         return choice
 
-    def candidate(self, name: str, choice: Choice) -> Candidate:
+    def candidate(self, name: str, choice: Choice) -> PricedChoice:
         hidden_size = self.checkpoint.shape.hidden_size
         share = sent(choice, hidden_size) / sent((STANDARD,) * len(choice), hidden_size)
-        return Candidate(name, entries(choice), exposed(choice), share, self.cache.price(self.names).of(choice))
+        return PricedChoice(name, entries(choice), exposed(choice), share, self.cache.price(self.names).of(choice))
 
-    def measure(self, candidate: Candidate, on_layer: OnLayer) -> Candidate:
+    def measure(self, candidate: PricedChoice, on_layer: OnLayer) -> PricedChoice:
         """The candidate with its KL on held-out tokens after a refit of all its layers."""
         known = self.cache.measured(candidate.wiring)
         if known is None:
@@ -202,7 +202,7 @@ class _Job:
                 self.work,
                 lambda layer, layers, _: on_layer(candidate.name, layer, layers),
             )
-            known = Measured(refitted.before.kl, refitted.after.kl, refitted.after.kl_standard_error)
+            known = MeasuredKL(refitted.before.kl, refitted.after.kl, refitted.after.kl_standard_error)
             self.cache.add_measured(candidate.wiring, known)
         return replace(candidate, measured=known)
 

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from pyarrow import parquet
 
-from rewired.adapt.recipe.source import Source
+from rewired.adapt.recipe.dataset_entry import DatasetEntry
 from tests.adapt.world import conversations, load, texts, write_rows
 
 
@@ -149,4 +149,4 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
 )
 def test_bad_entries_of_datasets_are_refused(entry: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Source.from_recipe(entry)
+        DatasetEntry.from_recipe(entry)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from rewired.evaluate.evaluate import PACKAGED_TEXT, Request, evaluate
+from rewired.evaluate.evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
 from tests.evaluate.world import make_dense, make_rewired, make_rows
 
@@ -43,9 +43,9 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
 
 
-def request(world: Path, **changes: Any) -> Request:
+def request(world: Path, **changes: Any) -> EvaluateRequest:
     asked: dict[str, Any] = {"tasks": TASKS, "data": world / "rows", "text_tokens": 512}
-    return Request(str(world / "dense"), [str(world / "peeking")], **(asked | changes))
+    return EvaluateRequest(str(world / "dense"), [str(world / "peeking")], **(asked | changes))
 
 
 def test_two_ranks_of_vllm_answer_as_transformers_does(world: Path, tmp_path: Path) -> None:

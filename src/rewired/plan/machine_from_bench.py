@@ -19,11 +19,11 @@ from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
 
-from .collectives import Curve
+from .all_reduce_time import Curve
 from .compute import Rank, Step
 from .machine import Machine
+from .pass_time import PassTime, pass_time
 from .shapes import find_shape
-from .timeline import PassTime, pass_time
 from .wirings import STANDARD, UPPER, whole
 
 _STEPS = 30  # of an approximation

@@ -18,7 +18,7 @@ from typing import Any
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.wiring import Wiring
 from rewired.plan import hardware
-from rewired.plan.collectives import AllReduce, Ring
+from rewired.plan.all_reduce_time import AllReduce, Ring
 from rewired.plan.engine import Engine
 from rewired.plan.machine import Load, Machine, all_reduces
 from rewired.plan.shapes import named_shapes
@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PublishedSpeed:
     run: Run
     tokens_per_second: float
     speedup: float  # over standard
@@ -93,7 +93,7 @@ class Copied(AllReduce):
 
 
 @cache
-def published() -> list[Measured]:
+def published() -> list[PublishedSpeed]:
     """All of the 70B's runs that the authors published as data, `standard` among them."""
     text = (HERE / "ladder-70b.csv").read_text("utf-8")
     measured = []
@@ -101,7 +101,7 @@ def published() -> list[Measured]:
         for wiring in WIRINGS:
             if row[wiring]:
                 run = Run("70b", int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", wiring)
-                measured.append(Measured(run, float(row[wiring]), float(row[wiring]) / float(row[STANDARD])))
+                measured.append(PublishedSpeed(run, float(row[wiring]), float(row[wiring]) / float(row[STANDARD])))
     return measured
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rewired.model.wiring import ModuleWiring, Wiring
 
-from .collectives import AllReduce
+from .all_reduce_time import AllReduce
 from .compute import Rank, Step
 
 _ITEM = 2  # bytes of a 16-bit number

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetEntry:
     """One dataset of a mix; `path` is a dataset on the hub, a file, or a folder of files (.json, .jsonl, .parquet).
 
     `name` is the hub's config (`7M`). `weight` is its share of the rows, relative to the others'; where no dataset has
@@ -26,7 +26,7 @@ class Source:
     sources: Sequence[str] = ()
 
     @classmethod
-    def from_recipe(cls, entry: Any) -> Source:
+    def from_recipe(cls, entry: Any) -> DatasetEntry:
         """A path, or a mapping with these fields. Raises ValueError for anything else."""
         if isinstance(entry, str) and entry:
             return cls(entry)

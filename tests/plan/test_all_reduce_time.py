@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.plan import hardware
-from rewired.plan.collectives import AllReduce, Curve, Network, Ring, curves_of, halves_of, measured_curves
+from rewired.plan.all_reduce_time import AllReduce, Curve, Network, Ring, curves_of, halves_of, measured_curves
 
 SIZES = st.floats(1, 1e10)
 

@@ -13,9 +13,9 @@ from rewired.model.payload import FULL
 from rewired.model.presets import MODIFIERS, PRESETS
 from rewired.model.regions import Region
 
-from .calibration import calibrated
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
+from .machine_from_bench import calibrated
 from .memory import USABLE, cache_bytes, weight_bytes
 from .shapes import find_shape
 from .wirings import Candidate, candidates
@@ -71,7 +71,7 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Ranking:
     request: PlanRequest
     machine: Machine
     shape: LlamaShape
@@ -98,7 +98,7 @@ class Plan:
         return convert_command(self.request.model, candidate, self.machine.tp)
 
 
-def make_plan(request: PlanRequest) -> Plan:
+def make_ranking(request: PlanRequest) -> Ranking:
     """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""
     request.check()
     shape = find_shape(request.model)
@@ -122,7 +122,7 @@ def make_plan(request: PlanRequest) -> Plan:
         rows += _price(machine, shape, chosen, load, request)
     if not rows:
         raise ValueError(too_large[0])
-    return Plan(request, machine, shape, weights, caches, rows, left_out + too_large)
+    return Ranking(request, machine, shape, weights, caches, rows, left_out + too_large)
 
 
 def _candidates(request: PlanRequest, shape: LlamaShape) -> list[Candidate]:

@@ -9,9 +9,9 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig
 
+from rewired.bench.bytes_sent import bytes_sent
 from rewired.bench.contenders import contenders
 from rewired.bench.models import SharedWeights, build, mesh_of
-from rewired.bench.traffic import bytes_sent
 from rewired.plan.shapes import named_shapes
 from rewired.ranks import run_on_ranks
 

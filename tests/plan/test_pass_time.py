@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewired.plan import engine, hardware
-from rewired.plan.collectives import AllReduce, Network, Ring
+from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
+from rewired.plan.pass_time import exposed, pass_time
 from rewired.plan.shapes import named_shapes
-from rewired.plan.timeline import exposed, pass_time
 from rewired.plan.wirings import WIRINGS, whole
 
 SHAPE = named_shapes()["llama-3.2-1b"]

@@ -1,4 +1,4 @@
-"""A sweep: the cells of one number of ranks, measured by transformers on every rank."""
+"""The cells of one number of ranks, measured by transformers on every rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from transformers.utils import logging
 from rewired.progress import Progress
 
 from .all_reduce import measure_all_reduces
+from .bytes_sent import bytes_sent
 from .contenders import NONE, STANDARD, STOCK, Contender
 from .continuous import Batches
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
 from .profiling import Profile
 from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
-from .results import Cell, Measured
+from .results import Cell, CellFile
 from .runs import DECODE, PREFILL, Steps
 from .timing import Run, Samples, interleaved
-from .traffic import bytes_sent
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 CHECKED = 64  # tokens of the prompt whose logits are compared
@@ -36,7 +36,7 @@ Models = dict[tuple[str, str], Any]  # by link and contender
 
 
 @dataclass(frozen=True)
-class Sweep:
+class RankJob:
     """What every rank needs to know. `weights` is a checkpoint's folder, or None for random ones."""
 
     request: BenchRequest
@@ -49,37 +49,37 @@ class Sweep:
 
 
 @torch.no_grad()
-def measure(sweep: Sweep, batches: Sequence[int], measured: Measured) -> None:
+def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
 
     Raises ValueError where `standard` does not compute what stock Llama does.
     """
     _quiet_ranks()
-    groups = groups_of(sweep.request, sweep.tp)
-    all_reduces = _all_reduces(sweep, groups)
-    models = _models(sweep, groups)
-    _check_logits(models, sweep)
+    groups = groups_of(job.request, job.tp)
+    all_reduces = _all_reduces(job, groups)
+    models = _models(job, groups)
+    _check_logits(models, job)
     for batch in batches:
-        cell = _measure_batch(models, batch, sweep, all_reduces)
+        cell = _measure_batch(models, batch, job, all_reduces)
         if distributed.get_rank() == 0:
             measured.add(cell)
-    if sweep.profile is not None:
+    if job.profile is not None:
         slowest = list(groups)[-1]
         on_link = {name: model for (link, name), model in models.items() if link == slowest}
-        sweep.profile.trace(on_link, prompt(on_link[STOCK], sweep.profile.batch, sweep.request.prompt))
+        job.profile.trace(on_link, prompt(on_link[STOCK], job.profile.batch, job.request.prompt))
 
 
-def _measure_batch(models: Models, batch: int, sweep: Sweep, all_reduces: Sequence[dict[str, Any]]) -> Cell:
-    request = sweep.request
+def _measure_batch(models: Models, batch: int, job: RankJob, all_reduces: Sequence[dict[str, Any]]) -> Cell:
+    request = job.request
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
-    sent = _bytes_sent(models, tokens, sweep)
+    sent = _bytes_sent(models, tokens, job)
     runs = _ready(models, _ENGINES[request.engine](first, tokens, request))
     samples: dict[str, dict[str, Samples]] = {}
-    what = f"bench: TP {sweep.tp}, batch {batch}: round"
+    what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
         samples.setdefault(link, {}).setdefault(name, {}).update(of_run)
-    return Cell(sweep.tp, batch, samples, sent, all_reduces)
+    return Cell(job.tp, batch, samples, sent, all_reduces)
 
 
 def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
@@ -88,14 +88,14 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
 
 
-def _bytes_sent(models: Models, tokens: torch.Tensor, sweep: Sweep) -> dict[str, dict[str, float]]:
+def _bytes_sent(models: Models, tokens: torch.Tensor, job: RankJob) -> dict[str, dict[str, float]]:
     """Of each contender, in a prefill and for one more token."""
     silent = {name for _, name in models if name == NONE}
     sent: dict[str, dict[str, float]] = {name: {PREFILL: 0.0, DECODE: 0.0} for name in silent}
     for (_, name), model in models.items():
         if name not in sent:
             runs = {PREFILL: partial(model, tokens, logits_to_keep=1), DECODE: partial(model, tokens[:, :1])}
-            sent[name] = {measure: bytes_sent(run, sweep.tp) for measure, run in runs.items()}
+            sent[name] = {measure: bytes_sent(run, job.tp) for measure, run in runs.items()}
     return sent
 
 
@@ -114,21 +114,21 @@ def _ready(models: Models, engine: Steps | Batches) -> dict[tuple[int, str, str]
     return {key: runs[key] for key in sorted(runs, key=lambda key: (key[0], names.index(key[2])))}
 
 
-def _models(sweep: Sweep, groups: Groups) -> Models:
-    request = sweep.request
+def _models(job: RankJob, groups: Groups) -> Models:
+    request = job.request
     device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
     dtype: torch.dtype = getattr(torch, request.dtype)
-    config = LlamaConfig.from_dict({**sweep.config, "dtype": dtype})
+    config = LlamaConfig.from_dict({**job.config, "dtype": dtype})
     weights = SharedWeights(dtype, device, distributed.get_rank())
-    if sweep.weights is not None:
-        weights.load(sweep.weights, config, sweep.tp)
-    silent = silent_group() if sweep.tp > 1 else None
+    if job.weights is not None:
+        weights.load(job.weights, config, job.tp)
+    silent = silent_group() if job.tp > 1 else None
     models: Models = {}
-    for link, name, contender in _each(sweep.contenders, groups):
+    for link, name, contender in _each(job.contenders, groups):
         mesh = None
-        if sweep.tp > 1:
+        if job.tp > 1:
             mesh = mesh_of(groups[link] if contender.communicates else silent, request.device)
-        model = build(contender, config, sweep.tp_shards, mesh)
+        model = build(contender, config, job.tp_shards, mesh)
         weights.fill(model, mesh)
         model._device_mesh = mesh_of(groups[link], request.device)  # continuous batching keeps its ranks in step by it
         models[link, name] = model
@@ -141,14 +141,14 @@ def _each(contenders: Sequence[Contender], groups: Groups) -> Iterator[tuple[str
             yield link, contender.name, contender
 
 
-def _check_logits(models: Models, sweep: Sweep) -> None:
+def _check_logits(models: Models, job: RankJob) -> None:
     """Raise ValueError where `standard` is not stock Llama."""
     for link in {link for link, _ in models}:
         stock, standard = models[link, STOCK], models[link, STANDARD]
-        tokens = prompt(stock, 1, min(CHECKED, sweep.request.prompt))
+        tokens = prompt(stock, 1, min(CHECKED, job.request.prompt))
         expected, logits = stock(tokens).logits, standard(tokens).logits
         difference = ((logits - expected).abs().max() / expected.abs().max()).item()
-        if not difference <= TOLERANCE[sweep.request.dtype]:
+        if not difference <= TOLERANCE[job.request.dtype]:
             raise ValueError(
                 f"The logits of standard differ from stock Llama's by {difference:.1e} of the largest: nothing was "
                 "timed. This is a fault of rewired; please report it with the output of rewired bench."
@@ -161,9 +161,9 @@ def _quiet_ranks() -> None:
     torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward
 
 
-def _all_reduces(sweep: Sweep, groups: Groups) -> list[dict[str, Any]]:
-    if sweep.tp == 1:
+def _all_reduces(job: RankJob, groups: Groups) -> list[dict[str, Any]]:
+    if job.tp == 1:
         return []
-    request = sweep.request
+    request = job.request
     times = measure_all_reduces(groups, getattr(torch, request.dtype), request.device)
     return [asdict(each) for each in times]
