@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rewired.adapt.card import card
 from rewired.adapt.start import original_of
 from rewired.checkpoint.rewired_llama import AUTO_MAP, MODEL_CODE
-from rewired.evaluate.evaluate import Request, evaluate
+from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
 from tests.convert.checkpoints import edit_json
 
@@ -45,7 +45,7 @@ def test_it_is_evaluated_against_the_original(keys: dict[str, Any], dense: Path,
     text = tmp_path / "text.txt"
     turn = "<|im_start|>{}\n{}<|im_end|>\n"
     text.write_text((turn.format("user", "Say river 3.") + turn.format("assistant", "river river")) * 40)
-    request = Request(str(dense), [str(tmp_path / "out" / "start"), str(made)], texts=[text], text_tokens=512)
+    request = EvaluateRequest(str(dense), [str(tmp_path / "out" / "start"), str(made)], texts=[text], text_tokens=512)
     found = evaluate(request, Runner("cpu"), tmp_path / "report").divergences[str(text)]
     converted, trained = found["start"].kl, found["final"].kl
     assert 0 < trained < 0.9 * converted
