@@ -45,10 +45,8 @@ def published() -> list[PublishedTime]:
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         for wiring in (STANDARD, "0.75", "0.5", "0.25", UPPER):
             seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
-            run = PublishedTime(
-                row["model"], int(row["tp"]), int(row["batch"]), wiring, seconds, 1 - seconds / standard
-            )
-            measured.append(run)
+            tp, batch = int(row["tp"]), int(row["batch"])
+            measured.append(PublishedTime(row["model"], tp, batch, wiring, seconds, 1 - seconds / standard))
     return measured
 
 
