@@ -7,7 +7,7 @@
 All read the same rows of ShareGPT and Natural Instructions, and are trained in bfloat16 with weights in float32. KL to
 the original and perplexity are measured as in quality.py, on held-out text. The trained models stay in
 build/adapt-smollm2 for `evaluate`, and a killed run resumes. The column *quick* is read from
-results/adapt-smollm2/quick, whose README has the command.
+results/adapt-smollm2/quick.json; the README beside it has the command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rewired.text.documents import sources
 REPO = Path(__file__).resolve().parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"
 RESULT = FOLDER / "measured.jsonl"
-QUICK, ORIGINAL = FOLDER / "quick" / "results.json", "smollm2-135m"
+QUICK, ORIGINAL = FOLDER / "quick.json", "smollm2-135m"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROW = 512  # tokens
