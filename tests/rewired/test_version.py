@@ -103,11 +103,11 @@ def test_that_command_makes_it(tmp_path: Path) -> None:
 COMMANDS = {
     "info": ("rewired", "info", "model"),
     "convert": ("convert", "model", "out", "--ladder-layers", "0-2"),
-    "adapt": ("adapt", "sft", "model=model", "--dry-run"),
+    "adapt": ("adapt", "smollm2-135m-ladder-distill", "--model", "model", "--dry-run"),
     "evaluate": ("evaluate", "model", "--text", "text"),
-    "generate": ("rewired", "generate", "model", "a"),
-    "bench": ("rewired", "bench", "model"),
-    "select": ("rewired", "select", "model"),
+    "generate": ("rewired", "generate", "model", "--prompt", "a"),
+    "bench": ("rewired", "bench", "model", "--out", "out"),
+    "select": ("rewired", "select", "model", "--budget", "2"),
     "plan": ("rewired", "plan", "model"),
 }
 

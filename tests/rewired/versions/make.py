@@ -49,8 +49,9 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     model = RewiredLlamaForCausalLM(RewiredLlamaConfig(**SIZES, wiring=WIRING, tp_shards=2)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+        for name, parameter in sorted(model.named_parameters()):
+            mean = 1.0 if name.endswith(("norm.weight", "gain.weight")) else 0.0
+            parameter.normal_(mean, 0.3, generator=generator)
     model.bfloat16().save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     tokens = torch.randint(16, (1, 8), generator=generator)

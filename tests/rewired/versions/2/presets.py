@@ -27,6 +27,8 @@ class Option:
     metavar: str
     help: str  # `{presets}` becomes those that take the option
     default: Any = None  # where there is none, a region has to say it
+    text: str = ""  # how it stands in the text of a wiring, `{}` its value; switches are + or - and their name
+    values: str = ""  # a regular expression of what it can be there, where that is no number
     read: Callable[[Any], Any] = lambda value: value  # other forms of a value, as it is kept
     is_for_dense: bool = False  # of a modifier: whether layers take it that else are as in a dense model
 
@@ -38,8 +40,7 @@ class Preset:
     The fourth, what a reduction sends, is none of a preset: any region may take a payload.
 
     `share(position, options)` is the share of its channels, the first ones, that the module at `position` of a range
-    reduces; the last module of a range and of the model always reduces all. `label` follows the preset's name where a
-    region is described.
+    reduces; the last module of a range and of the model always reduces all.
     """
 
     source: str
@@ -48,8 +49,11 @@ class Preset:
     peek: bool = False
     share: Callable[[int, Options], float] = lambda position, options: 1
     options: tuple[Option, ...] = ()
-    label: str = ""  # a format string of the options
-    whole_layers: bool = False  # a range cannot cover only the attention or only the MLP of its layers
+    whole_layers: bool = False  # attention and MLP run side by side, so a range cannot cover only one of them
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        return self.options + MODIFIERS
 
     def defaults(self) -> dict[str, Any]:
         """The values of all options that a region may leave out."""
@@ -66,6 +70,7 @@ EVERY = Option(
     metavar="N",
     help="N of --desync-layers, 2 by default.",
     default=2,
+    text="-{}x",
 )
 SHARED_FRACTION = Option(
     name="shared_fraction",
@@ -75,6 +80,7 @@ SHARED_FRACTION = Option(
     wanted="a number from 0 to 1",
     metavar="P",
     help="Which part of the channels --partial-layers reduce.",
+    text="-{}",
 )
 MERGE = Option(
     name="merge",
@@ -85,6 +91,8 @@ MERGE = Option(
     metavar="sum|mean",
     help="How {presets} layers fold local parts; sum by default.",
     default="sum",
+    text="({})",
+    values="sum|mean",
 )
 
 
@@ -120,6 +128,8 @@ MODIFIERS = (
         wanted="'one' or 'sqrt_shards'",
         metavar="one|sqrt_shards",
         help="What a peek is multiplied with before any training.",
+        text="+gain:{}",
+        values="one|sqrt_shards",
     ),
     Option(
         name="payload",
@@ -130,6 +140,8 @@ MODIFIERS = (
         "8:0.1,4/8:0.4,0:0.5",
         metavar="int8|int4|int4/int8|BITS:SHARE,...",
         help="What reductions send, also of --standard-layers: bits of the parts / of the sum; those of 0 stay local.",
+        text="+{}",
+        values=r"int\d(?:/int\d)?|[\d/]+:[\d.]+(?:\+[\d/]+:[\d.]+)*",
         read=as_text,
         is_for_dense=True,
     ),
@@ -149,7 +161,6 @@ PRESETS: dict[str, Preset] = {
         peek=True,
         share=lambda position, options: (position + 1) % options["every"] == 0,
         options=(EVERY, MERGE),
-        label="-{every}x",
     ),
     "partial": Preset(
         source="CAAT-Net, equations 8, 12, 20 and 22",
@@ -157,7 +168,6 @@ PRESETS: dict[str, Preset] = {
         peek=True,
         share=lambda position, options: options["shared_fraction"],
         options=(SHARED_FRACTION, MERGE),
-        label=" {shared_fraction:g}",
     ),
     "parallel": Preset(
         source="PaLM block; Ladder Residual, section 3.3.1",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from .layer_ranges import LayerRange, as_ranges, parse_layers
 from .payload import FULL
-from .presets import MODIFIERS, PRESETS, STANDARD, Options
+from .presets import PRESETS, STANDARD, Options
 
 Merge = Literal["sum", "mean"]
 InitialGain = Literal["one", "sqrt_shards"]
@@ -62,15 +62,6 @@ class Region:
     def module_indices(self) -> list[int]:
         return [index for layer_range in self.ranges for index in layer_range.module_indices]
 
-    def describe(self) -> str:
-        """The region's wiring in a few words: `ladder + peek`, `desync-4x`, `partial 0.5 (mean)`, `standard + int8`."""
-        preset = PRESETS[self.preset]
-        merge = " (mean)" if self.merge == "mean" else ""
-        modifiers = [("peek", self.peek, preset.peek), ("overlap", self.overlap, preset.overlap)]
-        changed = [f" {'+' if value else '-'} {name}" for name, value, default in modifiers if value != default]
-        payload = "" if self.payload == FULL else f" + {self.payload}"
-        return self.preset + preset.label.format(**self.options) + merge + "".join(changed) + payload
-
     def without(self, modules: set[int]) -> Region:
         """The region less `modules`. Untouched ranges stay as they are, since each range is a unit."""
         ranges: list[LayerRange] = []
@@ -91,7 +82,7 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
     """A checked region. An option that is None takes the preset's default. Raises ValueError."""
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"'{preset}' is not a wiring: choose one of {', '.join(PRESETS)}.")
-    known = (*PRESETS[preset].options, *MODIFIERS)
+    known = PRESETS[preset].all_options
     readers = {option.name: option.read for option in known}
     given = {
         name: readers[name](value) if name in readers else value for name, value in options.items() if value is not None
@@ -102,7 +93,7 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
 
 
 def _check_options(layers: str, preset: str, given: Options) -> None:
-    known = (*PRESETS[preset].options, *MODIFIERS)
+    known = PRESETS[preset].all_options
     names = sorted(option.name for option in known)
     for name in given:
         if name not in names:
@@ -117,7 +108,7 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
             words = option.name.replace("_", " ")
             raise ValueError(
                 f"'{preset}' layers {layers} need a {words}: give {option.wanted}, with {option.flag} on the command "
-                f"line or as {option.name} in a file."
+                f"line, as {option.name} in a file, or as {preset}{option.text.format(option.metavar)} in a text."
             )
     for option in known:
         if option.name in given and not option.is_valid(given[option.name]):
