@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("results/**/*.md")),
+    *ROOT.glob("studies/*/*.md"),
 ]
 RECIPE = {
     "model": "my-refitted-ladder",
