@@ -63,7 +63,7 @@ bench-evaluate: benchmarks
 # payloads of two CPU ranks over an emulated link of 15 Mbit/s; Linux, as root
 bench-tp: install
 	$(VENV)/rewired bench small --tp 2 --device cpu --dtype bfloat16 --link 15mbit --prompt 128 --new 2 --rounds 5 --eager \
-		--wirings int8,int4/int8,int4,none --out build/bench-payload
+		--wirings "int8; int4/int8; int4; none" --out build/bench-payload
 
 # a wheel and an sdist; the sdist's own tests run on the installed wheel, in an environment of their own
 dist: install

@@ -153,12 +153,12 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     if was_changed and (recipe.refit is None or _was_trained_so(checkpoint, recipe)):
         text = None
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
-    return Request(recipe.wiring or [], recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
+    return Request(recipe.regions, recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
 
 
 def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:
     """Whether the weights were trained with the wiring that `recipe` asks for."""
-    has_wiring = checkpoint.wiring.rewire(recipe.wiring or []).modules == checkpoint.wiring.modules
+    has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules
     return RECORD in checkpoint.config and has_wiring and recipe.tp_shards in (None, checkpoint.tp_shards)
 
 
@@ -197,10 +197,7 @@ def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
 
 def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
     if config["model_type"] != RewiredLlamaConfig.model_type:
-        raise ValueError(
-            f"{folder} is a dense Llama: give a wiring to rewire it first; [{{layers: 0-, preset: standard}}] keeps it "
-            "as it is."
-        )
+        raise ValueError(f"{folder} is a dense Llama: give a wiring to rewire it first; standard keeps it as it is.")
 
 
 def original_of(model: Path) -> str | None:

@@ -47,11 +47,7 @@ CONFIG = {
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
 }
-WIRINGS = {
-    "ladder": ["--ladder-layers", "1"],
-    "ladder-peek": ["--ladder-layers", "1", "--peek"],
-    "desync-2x": ["--desync-layers", "1"],
-}
+WIRINGS = ("ladder", "ladder+peek", "desync-2x")  # of the second layer
 _ESTIMATE = re.compile(r"about ([\d.]+) GB of host memory .*? ([\d.]+) GB for matrices.* and ([\d.,]+) TFLOP")
 
 
@@ -72,7 +68,7 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wirings", nargs="*", choices=list(WIRINGS), default=list(WIRINGS))
+    parser.add_argument("--wirings", nargs="*", choices=WIRINGS, default=WIRINGS)
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the model (4 GB)")
     parser.add_argument("--write", action="store_true", help="also write results/bench-refit.md")
@@ -107,7 +103,7 @@ def measure(wiring: str, tokens: int, folder: Path) -> Row:
     is_spilled = wiring != "ladder"
     options = ["--refit", "mix", "--refit-tokens", str(tokens)]
     options += ["--spill", "."] if is_spilled else []
-    command = ["convert", "llama-8b-2-layers", wiring, *WIRINGS[wiring], *options]
+    command = ["convert", "llama-8b-2-layers", wiring, "--wiring", f"{wiring}@1", *options]
     started = time.perf_counter()
     with (folder / "stderr").open("w+") as stderr:
         process = subprocess.Popen([CONVERT, *command[1:]], cwd=folder, stdout=stderr, stderr=stderr)

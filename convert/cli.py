@@ -79,11 +79,9 @@ def _convert(
         str | None, typer.Argument(help="The folder to write; by default its name says what was done.")
     ] = None,
     flags: Flags,
-    wiring_file: Annotated[
-        Path | None,
-        wiring_option(
-            "FILE", "YAML or JSON: a list of regions, as recipes, config.json and `rewired select` have it.", "--wiring"
-        ),
+    wiring: Annotated[
+        str | None,
+        wiring_option("TEXT", "As a text, such as `ladder+peek@16-32`, or a YAML or JSON file that has it."),
     ] = None,
     tp_shards: Annotated[
         int | None, wiring_option("R", "Logical shards; default 8, or the largest number below that divides.")
@@ -147,16 +145,15 @@ def _convert(
     ```
     convert llama-3.1-8b --ladder-layers 16-32
     convert ./my-llama my-hybrid --ladder-layers 16- --peek --refit
-    convert llama-3.1-8b --desync-layers 16-32 --desync-every 4
+    convert llama-3.1-8b --wiring "desync-4x@8-24, ladder@24-32"
     convert llama-3.1-8b --partial-layers -8 --shared-fraction 0.5
     convert my-hybrid my-llama --standard-layers 0- --to-llama
     ```
     """
     is_fitted = refit is not None or calibrate is not None
     with report_errors("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
-        wiring = (regions_in(wiring_file) if wiring_file else []) + regions_of(flags)
         request = Request(
-            wiring=wiring,
+            wiring=([] if wiring is None else regions_in(wiring)) + regions_of(flags),
             tp_shards=tp_shards,
             to_llama=to_llama,
             dtype=dtype,

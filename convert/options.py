@@ -1,24 +1,30 @@
-"""Options of `convert` that are checked together: a file of regions, and what is to be fitted."""
+"""Options of `convert` that are checked together: a wiring as a text or in a file, and what is to be fitted."""
 
 from __future__ import annotations
 
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import parse_json
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit.request import RefitRequest, check_fitting
 from rewired.text import MIX
 
 
-def regions_in(file: Path) -> list[dict[str, Any]]:
-    """The regions of a file in YAML or JSON: a list, or a mapping that has it as `wiring`, as recipes and config.json
-    do. Raises ValueError where there is none."""
-    if not file.is_file():
-        raise ValueError(f"There is no file {file}: --wiring takes a list of regions in YAML or JSON.")
-    content = _parse(file)
+def regions_in(wiring: str) -> list[dict[str, Any]]:
+    """The regions of a text, or of a file in YAML or JSON: a text, a list, or a mapping that has it as `wiring`, as
+    recipes and config.json do. Raises ValueError where there is none."""
+    if not isfile(wiring):  # noqa: PTH113 - Path.is_file fails where a text is too long for a name
+        if wiring.endswith((".yaml", ".yml", ".json")):
+            raise ValueError(f"There is no file {wiring}.")
+        return parse_wiring(wiring)
+    content = _parse(Path(wiring))
     regions = content.get("wiring") if isinstance(content, dict) else content
+    if isinstance(regions, str):
+        return parse_wiring(regions)
     if not isinstance(regions, list):
-        raise ValueError(f"{file} holds no list of regions, such as [{{layers: 16-32, preset: ladder}}].")
+        raise ValueError(f"{wiring} holds no wiring, such as ladder@16-32 or [{{layers: 16-32, preset: ladder}}].")
     return regions
 
 

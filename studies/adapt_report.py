@@ -16,8 +16,8 @@ from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parents[1] / "results" / "adapt-smollm2"
 MODELS = (
-    *(f"{wiring} 15-30" for wiring in ("desync-2x", "ladder-peek", "desync-4x", "ladder", "partial-0.5")),
-    *(f"{wiring} 0-30" for wiring in ("ladder-peek", "ladder")),
+    *(f"{wiring}@15-30" for wiring in ("desync-2x", "ladder+peek", "desync-4x", "ladder", "partial-0.5")),
+    *(f"{wiring}@0-30" for wiring in ("ladder+peek", "ladder")),
     "dense",
 )
 STEPS = {  # how a model was made, and its marker
@@ -55,7 +55,7 @@ def draw(measured: dict[str, Any], path: Path) -> None:
                     ecolor="black",
                 )
         axis.set(xscale="log", title=kind, xlabel="KL(original || model), nats per token")
-    axes[0].set_yticks(range(len(MODELS)), [model.replace("-peek", " + peek") for model in reversed(MODELS)])
+    axes[0].set_yticks(range(len(MODELS)), MODELS[::-1])
     for step, (marker, colour) in STEPS.items():
         axes[0].plot([], [], marker, color=colour, markeredgecolor="black", label=step)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=9)

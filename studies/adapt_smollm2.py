@@ -2,7 +2,7 @@
 
     .venv/bin/rewired data fetch instruct .instruct
     .venv/bin/python studies/adapt_smollm2.py              # all that results/adapt-smollm2 lacks; hours
-    .venv/bin/python studies/adapt_smollm2.py "ladder 15"  # only those whose names begin with this
+    .venv/bin/python studies/adapt_smollm2.py ladder@15  # only those whose names begin with this
 
 All read the same rows of ShareGPT and Natural Instructions, and are trained in bfloat16 with weights in float32. KL to
 the original and perplexity are measured as in quality.py, on held-out text. The trained models stay in
@@ -13,13 +13,14 @@ results/adapt-smollm2/quick.json; the README beside it has the command.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from quality import FILES, KINDS, MODEL, WIRINGS, as_row, compare, held_out
+from quality import FILES, KINDS, MODEL, as_row, compare, held_out
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -27,6 +28,7 @@ from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
 from rewired.adapt.start import RECORD
 from rewired.convert import Request, convert
+from rewired.model.wiring_text import parse_wiring
 from rewired.sources import checkpoint_folder
 from rewired.text import MIX
 from rewired.text.documents import sources
@@ -45,7 +47,7 @@ MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in FILES]
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 HEAD = "# All trainings\n\n[README.md](README.md) has the method.\n"
-Run = tuple[str, list[dict[str, Any]], dict[str, Any] | None]  # name, wiring and training
+Run = tuple[str, str, dict[str, Any] | None]  # name, wiring and training
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
     "SFT": SFT,
@@ -160,24 +162,22 @@ def write_texts(out: Path) -> None:
 def runs() -> list[Run]:
     every = list[Run]()
     for layers in ("15-30", "0-30"):
-        ladder, peek = ([WIRINGS[name] | {"layers": layers}] for name in ("ladder", "ladder-peek"))
-        trainings = TRAININGS | MORE[layers]
-        every += [(f"ladder {layers}, {name}", ladder, training) for name, training in trainings.items()]
-        every += _with_refit(f"ladder-peek {layers}", peek)
+        ladder, trainings = f"ladder@{layers}", TRAININGS | MORE[layers]
+        every += [(f"{ladder}, {name}", ladder, training) for name, training in trainings.items()]
+        every += _with_refit(f"ladder+peek@{layers}")
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
-        every += _with_refit(f"{name} 15-30", [WIRINGS[name] | {"layers": "15-30"}])
-    dense = [{"layers": "0-30", "preset": "standard"}]
-    return [*every, ("dense, SFT", dense, SFT)]
+        every += _with_refit(f"{name}@15-30")
+    return [*every, ("dense, SFT", "standard", SFT)]
 
 
-def _with_refit(name: str, wiring: list[dict[str, Any]]) -> list[Run]:
-    return [(f"{name}, {training}", wiring, TRAININGS[training]) for training in ("refit", "refit + distillation")]
+def _with_refit(wiring: str) -> list[Run]:
+    return [(f"{wiring}, {training}", wiring, TRAININGS[training]) for training in ("refit", "refit + distillation")]
 
 
-def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | None, scratch: Path) -> Path:
+def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path) -> Path:
     """Make the model of a run; its folder."""
     if training is None:
-        return convert(MODEL, scratch / name, Request(wiring)).out
+        return convert(MODEL, scratch / name, Request(parse_wiring(wiring))).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
     _write_rows([entry["path"] for entry in training.get("datasets", ())])
@@ -188,7 +188,7 @@ def _made(name: str, wiring: list[dict[str, Any]], training: dict[str, Any] | No
 
 
 def _file_name(name: str) -> str:
-    return name.replace(", ", "-").replace(" + ", "-").replace(" ", "-")
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _written(value: Any) -> str:

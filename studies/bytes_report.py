@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import rotations
 from matplotlib.axes import Axes
-from quality import FOLDER, WINDOWS, WIRINGS
-from quality_report import newest, panels, read, save, wiring_colours
+from quality import FOLDER, WINDOWS
+from quality_report import kind, layers, newest, panels, read, save, wiring_colours
 
 from rewired.convert.traffic import Traffic
+from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit.run import ALGORITHM_VERSION
 
 LAYERS, HIDDEN_SIZE, SHARDS = 30, 576, 3  # SmolLM2-135M's
@@ -52,10 +53,10 @@ def main() -> None:
     measured = [row for row in newest(read(FOLDER / "measured.jsonl")) if _is_drawn(row)]
     rotated = _best([row for row in read(FOLDER / "rotations.jsonl") if row["recipe"] == ALGORITHM_VERSION])
     colours = wiring_colours(measured)
-    figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {_kib([]):.0f})")
+    figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {_kib(STANDARD):.0f})")
     for series in [*_wirings(measured, colours), *_payloads(rotated, colours), *_partial(rotated, colours), *_masks()]:
-        for kind, axis in axes.items():
-            kls = [point.on[kind]["kl"] for point in series.points]
+        for text, axis in axes.items():
+            kls = [point.on[text]["kl"] for point in series.points]
             axis.plot([point.kib for point in series.points], kls, **series.style())
             for point, kl in zip(series.points, kls, strict=True):
                 axis.annotate(point.note, (point.kib, kl), (5, -3), textcoords="offset points", fontsize=7)
@@ -71,7 +72,7 @@ def _is_drawn(row: dict[str, Any]) -> bool:
 def _best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """As converted and refitted, each on the most tokens and judged on the most windows."""
     ordered = sorted(rows, key=lambda row: (row["tokens"], row["windows"]))
-    return list({(rotations.wiring_name(row), row["basis"], row["tokens"] > 0): row for row in ordered}.values())
+    return list({(row["wiring"], row["basis"], row["tokens"] > 0): row for row in ordered}.values())
 
 
 def _add_legend(axis: Axes, colours: Mapping[str, str]) -> None:
@@ -100,9 +101,8 @@ def _wirings(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list
     of_wiring: dict[str, dict[str, Point]] = defaultdict(dict)
     for fit in ("refit 32k", "refit 64k"):
         for row in rows:
-            if row["fit"] == fit and row["layers"] in ("0-30", "15-30") and not row["wiring"].startswith("partial"):
-                kib = _kib([WIRINGS[row["wiring"]] | {"layers": row["layers"]}])
-                of_wiring[row["wiring"]][row["layers"]] = Point(kib, row["on"])
+            if row["fit"] == fit and layers(row) in ("0-30", "15-30") and not row["wiring"].startswith("partial"):
+                of_wiring[kind(row)][layers(row)] = _point(row)
     return [Series(list(points.values()), colours[name], PAYLOADS[""]) for name, points in of_wiring.items()]
 
 
@@ -110,10 +110,11 @@ def _payloads(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> lis
     """Of each wiring and payload, whatever its layers."""
     found: dict[tuple[str, str, bool], list[Point]] = defaultdict(list)
     for row in rows:
-        wiring, _, payload = row["wiring"].rpartition(" ")
+        region = row["wiring"].rpartition(", ")[2]  # the upper one
+        wiring, _, payload = region.partition("@")[0].rpartition("+")
         if payload in PAYLOADS and row["basis"] in ("hadamard", "none"):
             standard = ROTATED if row["basis"] == "hadamard" else NOT_ROTATED
-            colour = colours[wiring.replace(" + ", "-")] if wiring else standard
+            colour = standard if wiring == STANDARD else colours[wiring]
             found[colour, PAYLOADS[payload], row["tokens"] > 0].append(_point(row))
     return [Series(_by_bytes(points), *looks) for looks, points in found.items()]
 
@@ -122,12 +123,12 @@ def _partial(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list
     found: dict[str, list[Point]] = defaultdict(list)
     for row in rows:
         if row["wiring"].startswith("partial") and row["basis"] in PARTIAL and row["tokens"]:
-            found[row["basis"]].append(_point(row, row["wiring"].removeprefix("partial ")))
+            found[row["basis"]].append(_point(row, kind(row).removeprefix("partial-")))
     return [Series(_by_bytes(points), colours["partial-0.5"], PARTIAL[basis]) for basis, points in found.items()]
 
 
 def _masks() -> list[Series]:
-    whole = _kib([])
+    whole = _kib(STANDARD)
     found: dict[str, list[Point]] = defaultdict(list)
     for row in read(FOLDER / "masks.jsonl"):
         found[MASKS[row["kind"], row["stays_local"]]].append(Point(whole * row["bytes"], row["on"]))
@@ -135,16 +136,16 @@ def _masks() -> list[Series]:
 
 
 def _point(row: dict[str, Any], note: str = "") -> Point:
-    return Point(_kib(rotations.entries(row)), row["on"], note)
+    return Point(_kib(row["wiring"]), row["on"], note)
 
 
 def _by_bytes(points: Iterable[Point]) -> list[Point]:
     return sorted(points, key=lambda point: -point.kib)
 
 
-def _kib(entries: Sequence[Mapping[str, Any]]) -> float:
+def _kib(wiring: str) -> float:
     """What each rank sends of a token's reductions that are waited for."""
-    modules = Wiring.from_json(entries, LAYERS, HIDDEN_SIZE).modules
+    modules = Wiring.from_json(parse_wiring(wiring), LAYERS, HIDDEN_SIZE).modules
     return Traffic.of([module for module in modules if module.is_exposed], SHARDS, item_bytes=2).bytes_sent / 1024
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from quality import FOLDER, MODEL, as_row, compare_model, held_out
-from quality_report import read
+from quality_report import kind, read
 from rotations import PAYLOADS, TEXTS, WINDOWS, spaced
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -146,8 +146,8 @@ def _write_table(masks: Sequence[dict[str, Any]], payloads: Sequence[dict[str, A
     ours = [
         row | {"name": _described(row)}
         for row in payloads
-        if (row["layers"], row["windows"]) == ("0-30", WINDOWS)
-        if row["wiring"].endswith(PAYLOADS) and row["basis"] in ("none", "hadamard")
+        if row["wiring"].endswith(tuple(f"+{payload}@0-30" for payload in PAYLOADS)) and row["windows"] == WINDOWS
+        if row["basis"] in ("none", "hadamard")
     ]
     for row in sorted([*masks, *ours], key=lambda row: (-row["bytes"], row["on"]["prose"]["kl"])):
         kl = " | ".join(f"{row['on'][kind]['kl']:.4f} ± {row['on'][kind]['kl_standard_error']:.4f}" for kind in TEXTS)
@@ -157,7 +157,7 @@ def _write_table(masks: Sequence[dict[str, Any]], payloads: Sequence[dict[str, A
 
 def _described(payload: dict[str, Any]) -> str:
     basis = f", {payload['basis']}" if payload["basis"] != "none" else ""
-    return payload["wiring"] + basis + (f", refitted on {payload['tokens'] // 1024} k" if payload["tokens"] else "")
+    return kind(payload) + basis + (f", refitted on {payload['tokens'] // 1024} k" if payload["tokens"] else "")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The quality of every wiring right after conversion and after a refit: KL to the original on held-out text.
 
 .venv/bin/python studies/quality.py                      # every wiring below
-.venv/bin/python studies/quality.py ladder-15            # only those whose names begin with this
+.venv/bin/python studies/quality.py ladder@15            # only those whose names begin with this
 .venv/bin/python studies/quality.py --model small-llama  # the model of small_llama.py instead of SmolLM2
-.venv/bin/python studies/quality.py --whole ladder-peek-0-30  # on all held-out text of the packaged mix
+.venv/bin/python studies/quality.py --whole ladder+peek@0-30  # on all held-out text of the packaged mix
 
 Rows that results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) already has of the current refit are
 not measured again.
@@ -29,8 +29,9 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
 from rewired.divergence import Divergence, divergence
+from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit.run import ALGORITHM_VERSION
-from rewired.select import wirings as select_wirings
 from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix
 from rewired.text.windows import Cutter
@@ -41,12 +42,10 @@ KINDS = ("prose", "chat", "code")
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
-WIRINGS: dict[str, dict[str, Any]] = select_wirings.WIRINGS | {
-    "desync-4x": {"preset": "desync", "every": 4},
-    "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
-    "int8": {"preset": "standard", "payload": "int8"},
-    "int4": {"preset": "standard", "payload": "int4"},
-}
+WIRINGS = (
+    *("ladder", "ladder+peek", "parallel", "parallel+overlap", "desync-2x", "desync-4x", "partial-0.5"),
+    *("standard+int8", "standard+int4", "desync-2x+int4"),
+)
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -87,10 +86,11 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
     """A row to measure for each fit and wiring, of the last quarter, half, three quarters and all of the layers."""
     for fit in FITS:
         for quarters in (1, 2, 3, 4):
-            for wiring, entry in WIRINGS.items():
-                peeks = entry.get("peek") or entry["preset"] in ("desync", "partial")
+            for name in WIRINGS:
+                wiring = f"{name}@{layers - round(layers * quarters / 4)}-{layers}"
+                peeks = any(region.peek for region in Wiring.from_json(parse_wiring(wiring), layers, 1).regions)
                 if peeks or "calibrate" not in fit:
-                    yield {"wiring": wiring, "layers": f"{layers - round(layers * quarters / 4)}-{layers}", "fit": fit}
+                    yield {"wiring": wiring, "fit": fit}
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
@@ -99,14 +99,13 @@ def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{row['wiring']}-{row['layers']} {row['fit']}"
+    return f"{row['wiring']} {row['fit']}"
 
 
 def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torch.Tensor]) -> None:
     started = time.perf_counter()
-    wiring = [WIRINGS[row["wiring"]] | {"layers": row["layers"]}]
     dtype = "float32" if "float32" in row["fit"] else None
-    done = convert(source, out, Request(wiring, refit=FITS[row["fit"]], dtype=dtype))
+    done = convert(source, out, Request(parse_wiring(row["wiring"]), refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
     row["recipe"] = ALGORITHM_VERSION if done.refit else 0

@@ -33,8 +33,8 @@ def main() -> None:
         write(path.stem, "On all held-out text of the packaged mix", whole_table(read(path)))
     write("selected", "Chosen layers against the last ones", selected_table(selected))
     rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
-    refitted = {row["wiring"] for row in rows if row["fit"] != "converted"}
-    frontier([row for row in rows if row["wiring"] in refitted], selected, FOLDER / "frontier.png")
+    refitted = {kind(row) for row in rows if row["fit"] != "converted"}
+    frontier([row for row in rows if kind(row) in refitted], selected, FOLDER / "frontier.png")
 
 
 def write(name: str, title: str, table: str) -> None:
@@ -42,14 +42,26 @@ def write(name: str, title: str, table: str) -> None:
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({(row["wiring"], row["layers"], row["fit"]): row for row in rows}.values())
+    return list({(row["wiring"], row["fit"]): row for row in rows}.values())
+
+
+def kind(row: dict[str, Any]) -> str:
+    """Its wiring less the layers."""
+    return str(row["wiring"]).partition("@")[0]
+
+
+def layers(row: dict[str, Any]) -> str:
+    return str(row["wiring"]).partition("@")[2]
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Of a row in a table."""
+    return layers(row), kind(row), row["fit"]
 
 
 def _last(row: list[Any]) -> dict[str, Any]:
     """The last layers of `selected.jsonl` as a row of `measured.jsonl`."""
-    [entry] = (entry for entry in row[2] if entry["preset"] != "standard")
-    wiring = {"ladder": "ladder", "desync": "desync-2x"}[entry["preset"]]
-    return {"wiring": wiring, "layers": entry["layers"], "fit": "refit 32k", "exposed": row[3], "on": row[5]}
+    return {"wiring": row[2], "fit": "refit 32k", "exposed": row[3], "on": row[5]}
 
 
 def read(path: Path) -> list[Any]:
@@ -58,13 +70,10 @@ def read(path: Path) -> list[Any]:
 
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
-    lines = ["| asked for | layers | exposed | KL prose | chat | code |", "|---|---|---|---|---|---|"]
+    lines = ["| asked for | wiring | exposed | KL prose | chat | code |", "|---|---|---|---|---|---|"]
     for name, which, wiring, exposed, _, on, recipe in rows:
-        layers = "; ".join(
-            f"{entry['preset']}{' + peek' * entry.get('peek', False)} {entry['layers']}" for entry in wiring
-        )
         kls = [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {layers}', str(exposed), *kls])} |")
+        lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {wiring}', str(exposed), *kls])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -74,17 +83,17 @@ def _of(recipe: int) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """KL of every row and, in brackets, the share that a refit leaves of the KL right after conversion."""
-    converted = {(row["wiring"], row["layers"], row["windows"]): row for row in rows if row["fit"] == "converted"}
+    converted = {(row["wiring"], row["windows"]): row for row in rows if row["fit"] == "converted"}
     original = rows[-1]["on"]
     lines = [
-        "| layers | wiring | exposed | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        "| | original | | original | 0 | 0 | 0 | "
+        "| wiring | exposed | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        "| original | | original | 0 | 0 | 0 | "
         + " | ".join(f"{original[kind]['perplexity_original']:.1f}" for kind in KINDS)
         + " | |",
     ]
-    for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
-        before = converted.get((row["wiring"], row["layers"], row["windows"]))
+    for row in sorted(newest(rows), key=_place):
+        before = converted.get((row["wiring"], row["windows"]))
         kls = []
         for kind in KINDS:
             kl = row["on"][kind]["kl"]
@@ -92,7 +101,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             kls.append(f"{kl:.3f}{share}")
         perplexities = [f"{row['on'][kind]['perplexity']:.1f}" for kind in KINDS]
         cells = [
-            row["layers"],
             row["wiring"],
             str(row["exposed"]),
             row["fit"] + _mark(row),
@@ -108,10 +116,10 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
     """KL on the held-out text of every file of the packaged mix, with the number of its tokens."""
     on = rows[-1]["on"]
     names = " | ".join(f"{name} ({on[name]['tokens']:,} tokens)" for name in FILES)
-    lines = [f"| layers | wiring | exposed | weights | {names} |", f"|{'---|' * (4 + len(FILES))}"]
-    for row in sorted(newest(rows), key=lambda row: (row["layers"], row["wiring"], row["fit"])):
+    lines = [f"| wiring | exposed | weights | {names} |", f"|{'---|' * (3 + len(FILES))}"]
+    for row in sorted(newest(rows), key=_place):
         kls = [f"{row['on'][name]['kl']:.3f} ± {row['on'][name]['kl_standard_error']:.3f}" for name in FILES]
-        cells = [row["layers"], row["wiring"], str(row["exposed"]), row["fit"], *kls]
+        cells = [row["wiring"], str(row["exposed"]), row["fit"], *kls]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -131,15 +139,15 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
     """
     figure, axes = panels("exposed all-reduces a token (original: 60)")
     colours = wiring_colours(rows)
-    for kind, axis in axes.items():
+    for text, axis in axes.items():
         for wiring, colour in colours.items():
-            of_wiring = [row for row in rows if row["wiring"] == wiring]
-            before, after = _line(of_wiring, kind, ("converted",)), _line(of_wiring, kind, ("refit 64k", "refit 32k"))
+            of_wiring = [row for row in rows if kind(row) == wiring]
+            before, after = _line(of_wiring, text, ("converted",)), _line(of_wiring, text, ("refit 64k", "refit 32k"))
             axis.plot(*before, "o:", color=colour, markerfacecolor="white", markersize=4, linewidth=0.7, alpha=0.6)
             axis.plot(*after, "o-", color=colour, label=wiring)
-        for asked, colour in (("ladder", colours["ladder"]), ("spd", colours["desync-2x"])):
+        for asked, colour in ((name, colours[name]) for name in ("ladder", "desync-2x")):
             chosen = [row for row in selected if row[0].startswith(asked) and row[1] == "chosen"]
-            points = sorted((row[3], row[5][kind]["kl"]) for row in chosen)
+            points = sorted((row[3], row[5][text]["kl"]) for row in chosen)
             exposed, kls = [x for x, _ in points], [y for _, y in points]
             axis.plot(exposed, kls, "D--", color=colour, markersize=5, linewidth=1)
     for label, style, colour in (
@@ -153,7 +161,7 @@ def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) 
 
 
 def wiring_colours(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    return {name: f"C{number}" for number, name in enumerate(sorted({row["wiring"] for row in rows}))}
+    return {name: f"C{number}" for number, name in enumerate(sorted({kind(row) for row in rows}))}
 
 
 def panels(xlabel: str) -> tuple[Figure, dict[str, Axes]]:
@@ -170,11 +178,11 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": ""})
 
 
-def _line(rows: list[dict[str, Any]], kind: str, fits: Sequence[str]) -> tuple[list[int], list[float]]:
+def _line(rows: list[dict[str, Any]], text: str, fits: Sequence[str]) -> tuple[list[int], list[float]]:
     """All-reduces and KL of each number of layers, fewest first, from the first of `fits` that was measured."""
-    by_layers = {row["layers"]: row for fit in reversed(fits) for row in rows if row["fit"] == fit}
-    ordered = sorted(by_layers.values(), key=lambda row: int(row["layers"].split("-")[0]), reverse=True)
-    return [row["exposed"] for row in ordered], [row["on"][kind]["kl"] for row in ordered]
+    by_layers = {layers(row): row for fit in reversed(fits) for row in rows if row["fit"] == fit}
+    ordered = sorted(by_layers.values(), key=lambda row: int(layers(row).split("-")[0]), reverse=True)
+    return [row["exposed"] for row in ordered], [row["on"][text]["kl"] for row in ordered]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a basis of the residual stream is worth: KL to the original of payloads and of partial reductions, in several.
 
 .venv/bin/python studies/rotations.py              # every row below
-.venv/bin/python studies/rotations.py "int4 0-30"  # only those whose names begin with this
+.venv/bin/python studies/rotations.py ladder+int4  # only those whose names begin with this
 
 Rows that results/quality/rotations.jsonl already has of the current refit are not measured again. The last step writes
 rotations.md.
@@ -15,12 +15,11 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import quality
 import torch
 from quality import FOLDER, MODEL, as_row, compare, held_out
 from transformers.utils import logging
@@ -28,6 +27,7 @@ from transformers.utils import logging
 from rewired.checkpoint import Checkpoint
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.convert import RefitRequest, Request, convert
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.fitting import token_weights
 from rewired.refit.run import ALGORITHM_VERSION, load_text, model_config
@@ -44,66 +44,46 @@ WINDOWS = 8  # of each kind of text, of quality.py's
 RIDGE = 1e-2  # of what a view predicts, as a refit's inputs often have it
 
 PAYLOADS = ("int8", "int4/int8", "int4")
-PRESETS = {name: quality.WIRINGS[name.replace(" + ", "-")] for name in ("desync-2x", "ladder + peek", "ladder")}
-TABLES = ("8:0.25,4:0.5,0:0.25", "8:0.1,4:0.8,0:0.1")  # bits by component
-WIRINGS: dict[str, dict[str, Any]] = {
-    "standard": {"preset": "standard"},
-    **{payload: {"preset": "standard", "payload": payload} for payload in PAYLOADS},
-    **{f"{name} {payload}": preset | {"payload": payload} for name, preset in PRESETS.items() for payload in PAYLOADS},
-    "partial 0.5": {"preset": "partial", "shared_fraction": 0.5},
-    "partial 0.25": {"preset": "partial", "shared_fraction": 0.25},
-    **{table: {"preset": "partial", "shared_fraction": 1.0, "payload": table} for table in TABLES},
-}
+PRESETS = ("desync-2x", "ladder+peek", "ladder")
+TABLES = ("8:0.25+4:0.5+0:0.25", "8:0.1+4:0.8+0:0.1")  # bits by component
 
 
 @dataclass(frozen=True)
 class Case:
-    """A wiring of some layers, in a basis of `convert --rotate` or of this study; refitted on so many `tokens`."""
+    """A wiring in a basis of `convert --rotate` or of this study; refitted on so many `tokens`."""
 
     wiring: str
-    layers: str
     basis: str
     tokens: int = 0
-    beside: str = ""  # other wirings and their layers
     windows: int = WINDOWS
 
     @property
     def name(self) -> str:
-        name = f"{wiring_name(asdict(self))} {self.basis} {self.tokens}"
+        name = f"{self.wiring} {self.basis} {self.tokens}"
         return name if self.windows == WINDOWS else f"{name}, {self.windows} windows"
 
 
-def wiring_name(row: Mapping[str, Any]) -> str:
-    """Of a case, as a row holds it."""
-    return f"{row['wiring']} {row['layers']}" + (f", {row['beside']}" if row.get("beside") else "")
-
-
-def entries(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    regions = [each.rsplit(" ", 1) for each in wiring_name(row).split(", ")]
-    return [WIRINGS[wiring] | {"layers": layers} for wiring, layers in regions]
-
-
 CASES = [
-    *(Case("standard", "0-30", basis) for basis in ("hadamard", "random")),
-    *(Case(payload, "0-30", basis) for payload in PAYLOADS for basis in ("none", "hadamard")),
-    *(Case("int4", "0-30", basis) for basis in ("hadamard, random signs", "random")),
-    *(Case(payload, "15-30", "hadamard") for payload in ("int4/int8", "int4")),
-    *(Case(table, "0-30", basis) for table in TABLES for basis in ("hadamard", "missing")),
+    *(Case("standard@0-30", basis) for basis in ("hadamard", "random")),
+    *(Case(f"standard+{payload}@0-30", basis) for payload in PAYLOADS for basis in ("none", "hadamard")),
+    *(Case("standard+int4@0-30", basis) for basis in ("hadamard, random signs", "random")),
+    *(Case(f"standard+{payload}@15-30", "hadamard") for payload in ("int4/int8", "int4")),
+    *(Case(f"partial-1+{table}@0-30", basis) for table in TABLES for basis in ("hadamard", "missing")),
     *(
-        Case(f"{preset} {payload}".strip(), "0-30", "hadamard", 32_768)
-        for preset in ("", *PRESETS)
+        Case(f"{preset}+{payload}@0-30", "hadamard", 32_768)
+        for preset in ("standard", *PRESETS)
         for payload in PAYLOADS
     ),
-    *(Case("desync-2x int4", "0-30", "hadamard", 65_536, windows=windows) for windows in (WINDOWS, 32)),
-    Case("desync-2x int4", "2-30", "hadamard", 32_768, beside="int4 0-2"),
-    *(Case(f"{preset} int4", "15-30", "hadamard", 32_768) for preset in PRESETS),
+    *(Case("desync-2x+int4@0-30", "hadamard", 65_536, windows) for windows in (WINDOWS, 32)),
+    Case("standard+int4@0-2, desync-2x+int4@2-30", "hadamard", 32_768),
+    *(Case(f"{preset}+int4@15-30", "hadamard", 32_768) for preset in PRESETS),
     *(
-        Case(wiring, "15-30", basis, tokens)
+        Case(f"{wiring}@15-30", basis, tokens)
         for tokens in (0, 32_768)
-        for wiring in ("partial 0.5", "partial 0.25")
+        for wiring in ("partial-0.5", "partial-0.25")
         for basis in ("none", "missing", "unpredicted")
     ),
-    Case("partial 0.5", "15-30", "missing, windows only"),
+    Case("partial-0.5@15-30", "missing, windows only"),
 ]
 
 
@@ -128,7 +108,7 @@ def main() -> None:
 
 def _measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
     started = time.perf_counter()
-    wiring = entries(asdict(case))
+    wiring = parse_wiring(case.wiring)
     start = _turned(source, scratch / "turned", wiring, BASES[case.basis]) if case.basis in BASES else source
     rotate = case.basis if case.basis in KINDS else None
     refit = RefitRequest(tokens=case.tokens) if case.tokens else None
@@ -242,13 +222,13 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         f"per token on {WINDOWS} windows of 512 tokens each, or on as many as a row says; and the bytes sent, of those",
         "of 16-bit all-reduces.",
         "",
-        "| wiring and layers | basis | refitted on | bytes | KL prose | KL chat |",
+        "| wiring | basis | refitted on | bytes | KL prose | KL chat |",
         "|---|---|---|---|---|---|",
     ]
     for row in sorted((row for row in rows if row["name"] in order), key=lambda row: order.index(row["name"])):
         kl = " | ".join(f"{row['on'][kind]['kl']:.4f} ± {row['on'][kind]['kl_standard_error']:.4f}" for kind in TEXTS)
         fitted = f"{row['tokens'] // 1024} k" if row["tokens"] else ""
-        wiring = wiring_name(row) + (f" ({row['windows']} windows)" if row["windows"] != WINDOWS else "")
+        wiring = row["wiring"] + (f" ({row['windows']} windows)" if row["windows"] != WINDOWS else "")
         lines.append(f"| {wiring} | {row['basis']} | {fitted} | {row['bytes']:.2f} | {kl} |")
     TABLE.write_text("\n".join(lines) + "\n")
 

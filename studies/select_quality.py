@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import FOLDER, MODEL, WIRINGS, as_row, compare, held_out, is_current
+from quality import FOLDER, MODEL, as_row, compare, held_out, is_current
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
+from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import wiring_text
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.select.request import SelectRequest
 from rewired.select.select import select
@@ -31,7 +33,7 @@ REQUESTS = {
     "ladder-8": SelectRequest("ladder", budget=8, measure=False),
     "ladder-15": SelectRequest("ladder", budget=15, measure=False),
     "ladder-22": SelectRequest("ladder", budget=22, measure=False),
-    "spd-15": SelectRequest("spd", budget=15, measure=False),
+    "desync-2x-15": SelectRequest("desync-2x", budget=15, measure=False),
     "mix-30-exposed": SelectRequest("mix", exposed=30, measure=False),
 }
 
@@ -51,8 +53,9 @@ def main() -> None:
             for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
                 if which not in wanted:
                     continue
-                on = measured_before(candidate.wiring) or measured(candidate.wiring, source, texts)
-                row = [name, which, candidate.wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION]
+                wiring = wiring_text(Wiring.from_json(candidate.wiring, len(selection.choice), hidden_size=1))
+                on = measured_before(wiring) or measured(candidate.wiring, source, texts)
+                row = [name, which, wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION]
                 with RESULT.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, which, {kind: round(row["kl"], 3) for kind, row in on.items()}, flush=True)
@@ -64,12 +67,11 @@ def measured(wiring: list[dict[str, Any]], source: Path, texts: dict[str, torch.
         return {kind: as_row(divergence) for kind, divergence in compare(source, out, texts).items()}
 
 
-def measured_before(wiring: list[dict[str, Any]]) -> dict[str, Any] | None:
+def measured_before(wiring: str) -> dict[str, Any] | None:
     """The row of this wiring that quality.py wrote, if it is current."""
     for line in (FOLDER / "measured.jsonl").read_text().splitlines():
         row = json.loads(line)
-        is_it = row["fit"] == "refit 32k" and [WIRINGS.get(row["wiring"], {}) | {"layers": row["layers"]}] == wiring
-        if is_it and is_current(row):
+        if (row["wiring"], row["fit"]) == (wiring, "refit 32k") and is_current(row):
             return dict(row["on"])
     return None
 

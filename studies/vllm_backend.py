@@ -47,6 +47,7 @@ from rewired.model.graph_collectives import own
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer, RewiredLlamaModel
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring import ModuleWiring
+from rewired.model.wiring_text import parse_wiring
 from rewired.serve.vllm.llama import _peek_gain, _shards
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -61,12 +62,7 @@ SIZES = {
     "initializer_range": 0.06,
     "tie_word_embeddings": False,
 }
-WIRINGS: dict[str, list[dict[str, Any]]] = {
-    "standard": [{"layers": "0-8", "preset": "standard"}],
-    "ladder": [{"layers": "0-8", "preset": "ladder"}],
-    "ladder-peek": [{"layers": "0-8", "preset": "ladder", "peek": True}],
-    "desync-2x": [{"layers": "0-8", "preset": "desync"}],
-}
+WIRINGS = ("standard", "ladder", "ladder+peek", "desync-2x")
 OWN = "vLLM's own Llama"
 TIMED = ("standard", "ladder")
 PREFILL, TOKEN = "prefill", "token"
@@ -141,8 +137,8 @@ def main() -> None:
         dense = Path(folder) / "dense"
         LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(dense)
         models = {
-            name: convert(dense, Path(folder) / name, Request(wiring, tp_shards=RANKS)).out
-            for name, wiring in WIRINGS.items()
+            name: convert(dense, Path(folder) / name, Request(parse_wiring(name), tp_shards=RANKS)).out
+            for name in WIRINGS
         }
         expected = {name: _greedy(model, prompts) for name, model in models.items()}  # the backend changes our classes
         engines = {OWN: _engine(dense, args.compiled)}

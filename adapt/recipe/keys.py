@@ -11,6 +11,7 @@ from typing import Any
 from trl import SFTConfig
 
 from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
 from .choices import CHOICES, DIVERGENCES, LORA
@@ -31,8 +32,8 @@ class Recipe:
     model: str = field(
         default="", metadata={"help": "A checkpoint: a folder, a hub id, or a short name; dense or rewired."}
     )
-    wiring: list[dict] | None = field(  # type: ignore[type-arg]
-        default=None, metadata={"help": "Rewire it first, as in a config: a list of {layers: 16-32, preset: ladder}."}
+    wiring: list[dict] | str | None = field(  # type: ignore[type-arg]
+        default=None, metadata={"help": "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."}
     )
     tp_shards: int | None = field(default=None, metadata={"help": "Logical tensor-parallel shards, as for convert."})
     refit: str | None = field(
@@ -80,9 +81,14 @@ class Recipe:
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
-        if not isinstance(self.wiring, list | None):
-            raise ValueError(f"wiring is {self.wiring!r}: give a list of {{layers: 16-32, preset: ladder}}.")
-        _ = self.mix  # raises for entries that make no sense
+        if not isinstance(self.wiring, list | str | None):
+            raise ValueError(f"wiring is {self.wiring!r}: give a text, such as ladder@16-32, or a list of regions.")
+        _ = self.mix, self.regions  # raise for what makes no sense
+
+    @property
+    def regions(self) -> list[dict[str, Any]]:
+        """Of the wiring, as config.json has them."""
+        return parse_wiring(self.wiring) if isinstance(self.wiring, str) else self.wiring or []
 
     @property
     def is_sharded(self) -> bool:

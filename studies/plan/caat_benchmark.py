@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rewired.model.presets import STANDARD
+from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.engine import Engine
 from rewired.plan.pass_time import pass_time
 from rewired.plan.shapes import named_shapes
-from rewired.plan.wirings import STANDARD, UPPER
+from rewired.plan.wirings import wiring_of
 
 from .ladder_benchmark import HERE, fitted
 
 NAME = "caat-benchmark"
 PROMPT = 2048
+WIRINGS = (STANDARD, "partial-0.75", "partial-0.5", "partial-0.25", NONE)
 FITTED = "llama-2-70b"
 _PRIORS = {"flops_share": 0.4, "ring_base": 20e-6, "ring_share": 0.85}
 
@@ -33,7 +36,7 @@ class PublishedTime:
     model: str
     tp: int
     batch: int
-    wiring: str  # standard, none, or the share of the channels that is reduced
+    wiring: str  # one of WIRINGS
     seconds: float
     saved: float  # the share of standard's time: the paper's speedup
 
@@ -43,7 +46,7 @@ def published() -> list[PublishedTime]:
     text = (HERE / "caat-ttft.csv").read_text("utf-8")
     measured = []
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        for wiring in (STANDARD, "0.75", "0.5", "0.25", UPPER):
+        for wiring in WIRINGS:
             seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
             tp, batch = int(row["tp"]), int(row["batch"])
             measured.append(PublishedTime(row["model"], tp, batch, wiring, seconds, 1 - seconds / standard))
@@ -57,12 +60,9 @@ def predicted_seconds(run: PublishedTime, table: Mapping[str, Any] | None = None
     # appendix C: on Gaudi, links between nodes and within them work at once, so 16 take as long as 8
     all_reduce = AllReduce({}, ring, Network(0.0, math.inf), gpus_per_node=16)
     shape, name = named_shapes()[run.model], wiring or run.wiring
-    entries: list[dict[str, Any]] = []
-    if name not in (STANDARD, UPPER):
-        entries = [{"layers": "0-", "preset": "partial", "shared_fraction": float(name)}]
     rank = Rank(shape, sheet, engine, run.tp)
     step = Step(run.batch, PROMPT, PROMPT)
-    return pass_time(rank, all_reduce, shape.wiring(entries), step, name != UPPER).seconds
+    return pass_time(rank, all_reduce, wiring_of(shape, name), step, name != NONE).seconds
 
 
 def points(runs: Sequence[PublishedTime], table: Mapping[str, Any] | None = None) -> list[float]:

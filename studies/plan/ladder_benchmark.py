@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
-from rewired.model.wiring import Wiring
+from rewired.model.presets import STANDARD
+from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
 from rewired.plan.all_reduce_time import AllReduce, Ring
 from rewired.plan.engine import Engine
 from rewired.plan.machine import Load, Machine, all_reduces
 from rewired.plan.shapes import named_shapes
-from rewired.plan.wirings import STANDARD, UPPER, whole
+from rewired.plan.wirings import wiring_of
 
 HERE = Path(__file__).parent
 NAME = "ladder-benchmark"
@@ -34,7 +35,7 @@ MODELS = {
     "3b": "llama-3.2-3b",
     "1b": "llama-3.2-1b",
 }
-WIRINGS = (STANDARD, "ladder", "parallel", "upper")
+WIRINGS = (STANDARD, "ladder", "parallel", NONE)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Run:
     batch: int
     tp: int
     nvlink: bool
-    wiring: str  # one of WIRINGS, or of the wirings that are compared
+    wiring: str  # a text, or none
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,8 @@ def predicted_speedup(run: Run, parameters: Mapping[str, Any] | None = None) -> 
 
 def tokens_per_second(run: Run, parameters: Mapping[str, Any] | None = None) -> float:
     shape = _shape(run)
-    wiring, communicates = _wiring(shape, run.wiring), run.wiring not in (UPPER, "upper")
-    machine = machine_of(run.tp, run.nvlink, parameters)
-    return machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), communicates).tokens_per_second
+    machine, wiring = machine_of(run.tp, run.nvlink, parameters), wiring_of(shape, run.wiring)
+    return machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), run.wiring != NONE).tokens_per_second
 
 
 def machine_of(tp: int, nvlink: bool, parameters: Mapping[str, Any] | None = None) -> Machine:
@@ -145,10 +145,3 @@ def _shape(run: Run) -> LlamaShape:
     shape = named_shapes()[MODELS.get(run.model, run.model)]
     # 405B on 16 GPUs: each holds a key-value head, of which there are 8
     return replace(shape, num_key_value_heads=max(shape.num_key_value_heads, run.tp))
-
-
-@cache
-def _wiring(shape: LlamaShape, name: str) -> Wiring:
-    if name == "ladder-last-half":
-        return shape.wiring([{"layers": f"{shape.num_hidden_layers // 2}-", "preset": "ladder"}])
-    return whole(shape, name)

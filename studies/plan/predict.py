@@ -45,7 +45,7 @@ def fill(file: Path) -> int:
 
 
 def _run(row: Mapping[str, str], where: str) -> Run:
-    model, wiring = str(row["model"]).strip().lower(), str(row["wiring"]).strip().lower()
+    model, wiring = (str(row[name] or "").strip().lower() for name in ("model", "wiring"))
     if model not in MODELS and model not in named_shapes():
         raise ValueError(f"{where} has model '{row['model']}': it must be one of {', '.join(MODELS)}.")
     if wiring not in WIRINGS:

@@ -19,7 +19,7 @@ from rewired.plan import cli as plan_cli
 from tests.bench.test_link import needs_links
 from tests.rewired.tiny import rewired_model
 
-SMALL = ("tiny", "--wirings", "ladder,none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
+SMALL = ("tiny", "--wirings", "ladder;none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
 
 
 def run(command: str, *arguments: object) -> Result:
@@ -140,8 +140,8 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_pat
 REFUSED = {
     "model": (["llama-9"], "There is no folder 'llama-9' here"),
     "shapes named": (["llama-9"], "Shapes without a checkpoint: llama-3.2-1b,"),
-    "wiring": (["tiny", "--wirings", "lader"], "--wirings lader is no wiring"),
-    "empty wiring": (["tiny", "--wirings", "ladder,,none"], "has an empty name"),
+    "wiring": (["tiny", "--wirings", "lader"], "--wirings lader: 'lader' is no wiring"),
+    "empty wiring": (["tiny", "--wirings", "ladder;;none"], "has an empty wiring"),
     "own": (["tiny", "--wirings", "own"], "this model has none"),
     "tp": (["tiny", "--tp", "3"], "--tp 3 does not divide num_attention_heads 8"),
     "tp words": (["tiny", "--tp", "two"], "--tp two is no list of ranks"),

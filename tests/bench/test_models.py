@@ -17,7 +17,7 @@ from rewired.convert import Request, convert
 from rewired.ranks import run_on_ranks
 from tests.rewired.tiny import llama_config
 
-WIRINGS = ("ladder", "ladder+peek:1-5", "parallel", "desync-2x", "partial-0.5")
+WIRINGS = ("ladder", "ladder+peek@1-5", "parallel", "desync-2x", "partial-0.5")
 RANKS = 2
 TOKENS = torch.arange(24).view(2, 12)
 

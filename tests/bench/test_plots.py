@@ -15,7 +15,7 @@ from rewired.bench.request import BenchRequest
 from rewired.bench.results import Cell, to_json
 
 # seconds of compute and of communication, by wiring; on one rank nothing is communicated
-WIRINGS = {"stock": (10, 10), "standard": (10, 8), "ladder": (10, 2), "ladder:2-4": (10, 5), "none": (10, 0)}
+WIRINGS = {"stock": (10, 10), "standard": (10, 8), "ladder": (10, 2), "ladder@2-4": (10, 5), "none": (10, 0)}
 SLOWDOWN = {"loopback": 1, "1gbit": 4}
 
 
@@ -25,7 +25,7 @@ def results(
     links: tuple[str, ...] = ("loopback",),
     compiled: bool = True,
 ) -> dict[str, Any]:
-    request = BenchRequest("tiny", ("ladder", "ladder:2-4", "none"), prompt=8, new=10, device="cpu")
+    request = BenchRequest("tiny", ("ladder", "ladder@2-4", "none"), prompt=8, new=10, device="cpu")
     cells = [Cell(tp, batch, samples(tp, batch, links, compiled), SENT) for tp in ranks for batch in batches]
     return to_json(request, 4, cells, {"command": "rewired bench", "environment": {"device": "abacus"}})
 
@@ -92,7 +92,7 @@ def test_of_one_point_there_are_bars_from_standard() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "stock Llama",
         "ladder",
-        "ladder:2-4",
+        "ladder@2-4",
         "no communication",
     ]
     assert [bar.get_x() for bar in axes.patches] == [1] * 4

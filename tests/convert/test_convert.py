@@ -49,11 +49,18 @@ def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
         ("wiring.json", '[{"layers": "2-4", "preset": "ladder"}, {"layers": "5", "preset": "parallel"}]'),
         ("wiring.yaml", "- {layers: 2-4, preset: ladder}\n- layers: 5\n  preset: parallel\n"),
         ("recipe.yaml", "model: org/name\nwiring:\n- {layers: 2-4, preset: ladder}\n- {layers: 5, preset: parallel}\n"),
+        ("text.yaml", "ladder@2-4, parallel@5\n"),
+        ("recipe.yml", "model: org/name\nwiring: ladder@2-4, parallel@5\n"),
+        ("ladder@2-4, parallel@5-", None),
+        ("ladder@0-1", "ladder@2-4, parallel@5"),  # there is such a file
         ("config.json", '{"wiring": [{"layers": "2-4", "preset": "ladder"}, {"layers": "5-6", "preset": "parallel"}]}'),
     ],
 )
-def test_a_wiring_file_may_be_yaml_or_json(name: str, content: str, source: Path, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
+def test_a_wiring_is_a_text_or_a_file_in_yaml_or_json(
+    name: str, content: str | None, source: Path, tmp_path: Path
+) -> None:
+    if content:
+        (tmp_path / name).write_text(content)
     done = run("convert", source, "out", "--wiring", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     presets = {region["layers"]: region["preset"] for region in config_of(tmp_path / "out")["wiring"]}
@@ -62,7 +69,7 @@ def test_a_wiring_file_may_be_yaml_or_json(name: str, content: str, source: Path
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("[", "w.yaml is neither YAML nor JSON"), ("model: x", "w.yaml holds no list of regions"), ("", "holds no list")],
+    [("[", "w.yaml is neither YAML nor JSON"), ("model: x", "w.yaml holds no wiring"), ("", "holds no wiring")],
 )
 def test_a_broken_wiring_file_is_refused(content: str, sentence: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(content)

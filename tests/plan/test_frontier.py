@@ -11,12 +11,6 @@ from pathlib import Path
 import pytest
 
 RESULTS = Path(__file__).parents[2] / "results" / "quality"
-LABELS = {
-    "ladder-peek": "ladder + peek",
-    "partial-0.5": "partial 0.5",
-    "ladder-peek-int8": "ladder + peek int8",
-    "desync-2x-int4": "desync-2x int4",
-}
 
 
 def rows() -> list[dict[str, str]]:
@@ -30,9 +24,9 @@ ROTATED = [row for row in rows() if row["basis"] != "none"]
 
 @pytest.mark.parametrize("row", REFITTED, ids=str)
 def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
-    layers, label = f"{row['first']}-{row['layers']}", LABELS.get(row["wiring"], row["wiring"])
+    name, _, layers = row["wiring"].partition("@")
     lines = [re.split(r"\s*\|\s*", line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()]
-    line = next(line for line in lines if line[1:3] == [layers, label])
+    line = next(line for line in lines if line[1:3] == [layers, name])
     prose, chat = (float(cell.split(" ± ")[0]) for cell in line[6:8])
     assert (prose, chat) == (float(row["prose"]), float(row["chat"]))
 
@@ -40,9 +34,8 @@ def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
 @pytest.mark.parametrize("row", ROTATED, ids=str)
 def test_rotated_rows_are_those_of_the_results(row: dict[str, str]) -> None:
     """Of a refit, the row of the most tokens and windows."""
-    wanted = LABELS.get(row["wiring"], row["wiring"]), f"{row['first']}-{row['layers']}", row["basis"]
     measured = [json.loads(line) for line in (RESULTS / "rotations.jsonl").read_text().splitlines()]
-    found = [each for each in measured if (each["wiring"], each["layers"], each["basis"]) == wanted]
+    found = [each for each in measured if (each["wiring"], each["basis"]) == (row["wiring"], row["basis"])]
     found = [each for each in found if (each["tokens"] > 0) == (row["weights"] == "refit")]
     on = max(found, key=lambda each: (each["tokens"], each["windows"]))["on"]
     assert [round(on[kind]["kl"], 4) for kind in ("prose", "chat")] == [float(row["prose"]), float(row["chat"])]

@@ -14,7 +14,7 @@ from rewired.plan.machine import Machine, serving_machine
 from rewired.plan.machine_from_bench import calibrated
 from rewired.plan.pass_time import pass_time
 from rewired.plan.shapes import named_shapes
-from rewired.plan.wirings import whole
+from rewired.plan.wirings import wiring_of
 
 MODEL = "llama-3.2-1b"
 
@@ -27,7 +27,7 @@ def report(machine: Machine) -> dict[str, Any]:
         for batch in (1, 4):
             steps = Step(batch, 1024, 1024), Step(batch, 1, 1025)
             prefill, decode = (
-                pass_time(rank, machine.all_reduce, whole(shape, wiring), step, wiring != "none").seconds
+                pass_time(rank, machine.all_reduce, wiring_of(shape, wiring), step, wiring != "none").seconds
                 for step in steps
             )
             row = {"wiring": wiring, "model": MODEL, "tp": machine.tp, "batch": batch, "prompt": 1024}

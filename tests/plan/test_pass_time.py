@@ -15,13 +15,13 @@ from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
 from rewired.plan.pass_time import exposed, pass_time
 from rewired.plan.shapes import named_shapes
-from rewired.plan.wirings import WIRINGS, whole
+from rewired.plan.wirings import RANKED, wiring_of
 
 SHAPE = named_shapes()["llama-3.2-1b"]
 STEP = Step(4, 1, 1000)
 RING = AllReduce({}, Ring(5e-6, 1e-6, 1e11), Network(7e-6, 4e11), 8)
 SECONDS = st.floats(0, 1, allow_subnormal=False)
-WIRINGS = st.sampled_from(["standard", *WIRINGS])
+WIRINGS = st.sampled_from(["standard", *RANKED])
 
 
 def rank(**changes: Any) -> Rank:
@@ -45,7 +45,7 @@ def test_a_ladder_by_hand() -> None:
     for module in range(2 * SHAPE.num_hidden_layers - 1):
         behind = mlp if module % 2 == 0 else attention
         waited += max(c - behind, 0.25 * c)
-    took = pass_time(one, RING, whole(SHAPE, "ladder"), STEP)
+    took = pass_time(one, RING, wiring_of(SHAPE, "ladder"), STEP)
     assert took.waited == pytest.approx(waited + c)
     assert took.seconds == pytest.approx(SHAPE.num_hidden_layers * (attention + mlp) + one.head(STEP) + waited + c)
 
@@ -58,7 +58,7 @@ def test_exposed_wirings_by_hand(name: str, reduces: int, share: float) -> None:
     """Of partial, the very last module reduces all."""
     whole_size = 4 * SHAPE.hidden_size * 2
     by_hand = (reduces - 1) * RING.seconds(share * whole_size, 8) + RING.seconds(whole_size, 8)
-    assert pass_time(rank(), RING, whole(SHAPE, name), STEP).waited == pytest.approx(by_hand)
+    assert pass_time(rank(), RING, wiring_of(SHAPE, name), STEP).waited == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8 + 8), ("int4/int8", 4 + 8), ("int4", 4 + 4)])
@@ -71,18 +71,18 @@ def test_a_payload_is_two_collectives_of_packed_bytes_and_the_packing(name: str,
         return slow.seconds(size, 8) + 1e-6 + rank().quantising(STEP)
 
     waited = 31 * by_hand(bits) + by_hand(8 + 8)  # the model's last module sends 8 bits
-    assert pass_time(rank(), slow, whole(SHAPE, name), STEP).waited == pytest.approx(waited)
+    assert pass_time(rank(), slow, wiring_of(SHAPE, name), STEP).waited == pytest.approx(waited)
 
 
 @settings(deadline=None, max_examples=40)
 @given(WIRINGS, st.sampled_from([1, 16, 64]), st.sampled_from([128, 2048]))
 def test_no_wiring_beats_no_communication(name: str, batch: int, prompt: int) -> None:
     machine, load = serving_machine("h100", "vllm", 8), Load(batch, prompt, 64)
-    bound = machine.generate(SHAPE, whole(SHAPE, "standard"), load, communicates=False).seconds
-    run = machine.generate(SHAPE, whole(SHAPE, name), load).seconds
+    bound = machine.generate(SHAPE, wiring_of(SHAPE, "standard"), load, communicates=False).seconds
+    run = machine.generate(SHAPE, wiring_of(SHAPE, name), load).seconds
     assert bound <= run
     if "int" not in name:  # packing may take longer than what it saves
-        assert run <= machine.generate(SHAPE, whole(SHAPE, "standard"), load).seconds * (1 + 1e-12)
+        assert run <= machine.generate(SHAPE, wiring_of(SHAPE, "standard"), load).seconds * (1 + 1e-12)
 
 
 @settings(deadline=None, max_examples=40)
@@ -95,7 +95,7 @@ def test_no_wiring_beats_no_communication(name: str, batch: int, prompt: int) ->
 def test_a_better_machine_is_never_slower(name: str, rate: str, factor: float, batch: int) -> None:
     machine, load = serving_machine("h100", "nccl", 8), Load(batch, 512, 64)
     better = replace(machine, hardware=replace(machine.hardware, **{rate: getattr(machine.hardware, rate) * factor}))
-    wiring = whole(SHAPE, name)
+    wiring = wiring_of(SHAPE, name)
     assert better.generate(SHAPE, wiring, load).seconds <= machine.generate(SHAPE, wiring, load).seconds * (1 + 1e-12)
 
 
@@ -105,7 +105,7 @@ def test_payloads_pay_where_links_are_slow_and_messages_long() -> None:
 
     def speedups(hardware: str, gpus: int, name: str) -> tuple[float, float]:
         machine = serving_machine(hardware, "vllm", gpus)
-        dense, packed = (machine.generate(SHAPE, whole(SHAPE, each), load) for each in ("standard", name))
+        dense, packed = (machine.generate(SHAPE, wiring_of(SHAPE, each), load) for each in ("standard", name))
         return dense.prefill.seconds / packed.prefill.seconds, dense.decode.seconds / packed.decode.seconds
 
     int8, int4 = speedups("l40s", 4, "int8"), speedups("l40s", 4, "int4")
@@ -117,7 +117,7 @@ def test_the_range_holds_the_prediction() -> None:
     machine, load = serving_machine("h100", "vllm", 8), Load(1, 2048, 64)
 
     def speedup(on: Machine) -> float:
-        dense, ladder = (on.generate(SHAPE, whole(SHAPE, name), load).seconds for name in ("standard", "ladder"))
+        dense, ladder = (on.generate(SHAPE, wiring_of(SHAPE, name), load).seconds for name in ("standard", "ladder"))
         return dense / ladder
 
     assert speedup(machine.off_by(-1)) < speedup(machine) < speedup(machine.off_by(1))

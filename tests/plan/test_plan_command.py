@@ -19,7 +19,7 @@ from rewired.plan.cli import add_commands
 from rewired.plan.frontier import quality, selected
 from rewired.plan.ranking import convert_command
 from rewired.plan.shapes import named_shapes
-from rewired.plan.wirings import WIRINGS, candidates
+from rewired.plan.wirings import RANKED, candidates
 
 TINY = ["tiny", "--prompt", "64", "--new", "8"]
 
@@ -41,7 +41,7 @@ def plan(*arguments: object) -> dict[str, Any]:
 def test_the_table() -> None:
     done = run("llama-3.1-70b", "--explain", "--batch", "1")
     assert done.exit_code == 0, done.output
-    for words in ("batch 1: 19.5 GB of weights", "ladder-peek", "none", "standard", "where the time of a layer goes"):
+    for words in ("batch 1: 19.5 GB of weights", "ladder+peek@", "none", "standard", "where the time of a layer goes"):
         assert words in done.output
     assert "SmolLM2-135M's" in done.output
     assert done.output.count("\n    convert llama-3.1-70b ") == 3
@@ -51,12 +51,12 @@ def test_the_json_is_ranked_and_complete() -> None:
     report = plan("llama-3.1-70b", "--batch", "1,16")
     for batch in (1, 16):
         speedups = [row["speedup"] for row in report["rows"] if row["batch"] == batch]
-        assert len(speedups) == 2 + 4 * len(WIRINGS)  # standard and none; each on four numbers of layers
+        assert len(speedups) == 2 + 4 * len(RANKED)  # standard and none; each on four numbers of layers
         assert speedups == sorted(speedups, reverse=True)
     standard = next(row for row in report["rows"] if row["wiring"] == "standard")
     assert (standard["speedup"], standard["exposed_all_reduces"], standard["kl"]) == (1, 160, 0)
     assert standard["exposed_bytes"] == 160 * 8192 * 2
-    ladder = next(row for row in report["rows"] if (row["wiring"], row["layers"]) == ("ladder", "0-80"))
+    ladder = next(row for row in report["rows"] if row["wiring"] == "ladder@0-80")
     low, high = ladder["speedup_range"]
     assert 1 < low < ladder["speedup"] < high
     assert (ladder["exposed_all_reduces"], ladder["kl"]) == (1, 0.911)
@@ -73,8 +73,8 @@ def test_vllm_wins_less_than_the_paper() -> None:
 
 def test_on_pcie_fewer_bytes_win_more_than_overlap() -> None:
     report = plan("llama-3.1-70b", "--hardware", "l40s", "--gpus", 4, "--goal", "ttft", "--batch", 1)
-    speedups = {row["wiring"]: row["speedup"] for row in report["rows"] if row["layers"] == "0-80"}
-    assert speedups["desync-4x"] > speedups["desync-2x"] > speedups["ladder"]
+    speedups = {row["wiring"]: row["speedup"] for row in report["rows"]}
+    assert speedups["desync-4x@0-80"] > speedups["desync-2x@0-80"] > speedups["ladder@0-80"]
 
 
 @pytest.mark.parametrize("goal", ["ttft", "latency", "throughput"])
@@ -94,9 +94,18 @@ def test_goals_rank_by_what_they_are_called(goal: str) -> None:
 
 def test_max_kl_leaves_out_and_says_so() -> None:
     report = plan(*TINY, "--max-kl", 0.3)
-    rewired = [row for row in report["rows"] if row["layers"]]
+    rewired = [row for row in report["rows"] if row["wiring"] not in ("standard", "none")]
     assert rewired and all(row["kl"] <= 0.3 for row in rewired)
     assert report["left_out"][0].startswith("Above a KL of 0.3: ")
+
+
+def test_only_what_is_named_is_priced() -> None:
+    report = plan(*TINY, "--wirings", "ladder+peek; desync-4x@0-2, ladder@2-4; standard+8:.5+4:.5", "--batch", 1)
+    mixed = "desync-4x@0-2, ladder@2-4"
+    wirings = {"standard", "ladder+peek@0-4", mixed, "standard+8:.5+4:.5@0-4", "none"}
+    assert {row["wiring"] for row in report["rows"]} == wirings
+    assert any(f"convert tiny --wiring '{mixed}' " in command for command in report["commands"])
+    assert [row["kl"] for row in report["rows"] if row["wiring"] == mixed] == [None]
 
 
 def test_replicas_share_the_gpus() -> None:
@@ -187,19 +196,19 @@ def test_the_frontier_of_select(tmp_path: Path) -> None:
     file = tmp_path / "selection.json"
     file.write_text(json.dumps({"candidates": [entry, {**entry, "name": "the last 2", "measured": None}]}))
     rows = plan(*TINY, "--frontier", file, "--max-kl", 0.0002, "--batch", 1)  # less than any other
-    chosen = [row for row in rows["rows"] if row["layers"]]
+    chosen = [row for row in rows["rows"] if row["wiring"] not in ("standard", "none")]
     assert [row["kl"] for row in chosen] == [0.0001]
     assert rows["commands"] == [f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"]
 
 
-def test_other_choices_of_a_selection_are_made_by_flags(tmp_path: Path) -> None:
+def test_other_choices_of_a_selection_are_made_by_their_text(tmp_path: Path) -> None:
     """wiring.json beside it is the chosen one's."""
     file, shape = tmp_path / "selection.json", named_shapes()["tiny"]
     desync = [{"layers": "1-3", "preset": "desync", "every": 4, "peek": False}]
     file.write_text(json.dumps({"candidates": [{"name": name, "wiring": desync} for name in ("chosen", "the last 2")]}))
     commands = [convert_command("tiny", candidate, 8) for candidate in selected(file, shape)]
     assert commands[0] == f"convert tiny --wiring {tmp_path / 'wiring.json'} --tp-shards 8 --refit"
-    assert commands[1] == "convert tiny --desync-layers 1-3 --desync-every 4 --no-peek --tp-shards 8 --refit"
+    assert commands[1] == "convert tiny --wiring desync-4x-peek@1-3 --tp-shards 8 --refit"
 
 
 @pytest.mark.parametrize(
@@ -214,13 +223,13 @@ def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
 
 
 def test_quality_is_that_of_the_nearest_point() -> None:
-    found = {(each.name, each.layers): quality(each) for each in candidates(named_shapes()["smollm2-135m"])}
+    found = {each.name: quality(each) for each in candidates(named_shapes()["smollm2-135m"])}
     known = {key: value and (value.kl, value.is_refitted) for key, value in found.items()}
-    assert known["ladder-peek", "15-30"] == (0.106, True)
-    assert known["desync-2x", "8-30"] == (0.223, True)  # that of more layers
-    assert known["desync-4x", "0-30"] == (5.594, False)  # never refitted
-    assert known["standard", ""] == (0, True)
-    assert known["none", ""] is None
+    assert known["ladder+peek@15-30"] == (0.106, True)
+    assert known["desync-2x@8-30"] == (0.223, True)  # that of more layers
+    assert known["desync-4x@0-30"] == (5.594, False)  # never refitted
+    assert known["standard"] == (0, True)
+    assert known["none"] is None
 
 
 BAD = {
@@ -240,6 +249,8 @@ BAD = {
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
     "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is no JSON file"),
     "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
+    "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
+    "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),
     "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
     "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one number of sequences"),
 }

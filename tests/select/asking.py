@@ -12,8 +12,8 @@ from rewired.select.select import select
 TOKENS = 4096
 
 
-def ask(text: Path, wiring: str = "ladder", **changes: Any) -> SelectRequest:
-    return SelectRequest(wiring, **({"budget": 2, "text": str(text), "tokens": TOKENS, "measure": False} | changes))
+def ask(text: Path, wirings: str = "ladder", **changes: Any) -> SelectRequest:
+    return SelectRequest(wirings, **({"budget": 2, "text": str(text), "tokens": TOKENS, "measure": False} | changes))
 
 
 def scored(dense: Path, text: Path, out: Path, wiring: str = "ladder", **changes: Any) -> dict[int, LayerScore]:

@@ -21,11 +21,11 @@ from tests.select.asking import ask
 
 def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     """And the one that it prints makes the model that was measured."""
-    options = ["--wiring", "spd", "--budget", "1", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
+    options = ["--wirings", "desync", "--budget", "1", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
     done = run("rewired", "select", dense, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^desync-2x, layer \d: KL \d\.\d{4}", done.stderr, re.MULTILINE)) == 4
-    out = tmp_path / "dense-select-spd-1"
+    out = tmp_path / "dense-select-desync-1"
     assert sorted(path.name for path in out.iterdir()) == ["scores.json", "scores.png", "selection.json", "wiring.json"]
     command = shlex.split(done.stdout.split("To make it:")[1])
     made = run(*command, cwd=tmp_path)
@@ -37,7 +37,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_done_is_said_and_a_dry_run_says_what_would_be(dense: Path, text: Path, tmp_path: Path) -> None:
-    options = ["--wiring", "mix", "--exposed", "6", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
+    options = ["--wirings", "mix", "--exposed", "6", "--text", text, "--tokens", "2048", "--tp-shards", "2"]
     command = ("rewired", "select", dense, *options, "--no-measure")
     dry = run(*command, "--dry-run", cwd=tmp_path)
     assert (dry.returncode, list(tmp_path.glob("dense-select*"))) == (0, []), dry.stderr
@@ -46,7 +46,7 @@ def test_what_is_done_is_said_and_a_dry_run_says_what_would_be(dense: Path, text
     )
     done = run(*command, cwd=tmp_path)
     said = done.stderr.splitlines()
-    first = said.index("measuring layer 0 of 0 to 3: ladder, ladder-peek, parallel, desync-2x")
+    first = said.index("measuring layer 0 of 0 to 3: ladder, ladder+peek, parallel, desync-2x")
     assert said[0].startswith("16 scores of a layer to measure: ") and said[1] == "running the original"
     assert said[first + 1].startswith("ladder, layer 0: KL ")
     again = run(*command, "--dry-run", cwd=tmp_path)
@@ -76,18 +76,18 @@ def test_last_layers_that_measure_better_are_said(
 
 BAD = {
     "wiring": (
-        ["--wiring", "laddr", "--budget", "2"],
-        "Layers cannot be selected for a wiring 'laddr': did you mean 'ladder'?",
+        ["--wirings", "laddr", "--budget", "2"],
+        "'laddr' is no wiring: begin with ladder, ",
     ),
-    "partial": (["--wiring", "partial", "--budget", "2"], "choose one of ladder, "),
+    "desync-4x": (["--wirings", "desync-4x", "--budget", "2"], "Layers cannot be chosen one by one for 'desync-4x'"),
     "no budget": ([], "Say what the choice may take"),
     "two budgets": (["--budget", "2", "--exposed", "4"], "Say what the choice may take"),
-    "mix": (["--wiring", "mix", "--budget", "2"], "give it --exposed or --bytes instead of --budget"),
+    "mix": (["--wirings", "mix", "--budget", "2"], "give --exposed or --bytes instead of --budget"),
     "too many": (["--budget", "5"], "--budget 5 does not fit: the model has 4 layers"),
     "too exposed": (["--exposed", "8"], "--exposed 8 does not fit"),
-    "not exposed enough": (["--wiring", "parallel", "--exposed", "3"], "and with all layers parallel for 4"),
-    "no bytes": (["--wiring", "int8", "--bytes", "0.4"], "with all layers int8 it is 1."),
-    "all bytes": (["--wiring", "mix", "--bytes", "1"], "--bytes 1 does not fit"),
+    "not exposed enough": (["--wirings", "parallel", "--exposed", "3"], "and with all layers parallel for 4"),
+    "no bytes": (["--wirings", "int8", "--bytes", "0.4"], "with all layers standard+int8 it is 1."),
+    "all bytes": (["--wirings", "mix", "--bytes", "1"], "--bytes 1 does not fit"),
     "no shards": (["--budget", "2", "--tp-shards", "0"], "tp_shards is 0: it must be an integer of at least 1"),
     "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),
     "text": (["--budget", "2", "--text", "nowhere.txt"], "There is no calibration text nowhere.txt"),
@@ -156,9 +156,9 @@ def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "There is no file nothing.json: --wiring takes a list of regions in YAML or JSON."),
+        ("", "There is no file nothing.json."),
         ("{", "is not JSON that can be read"),
-        ("{}", "holds no list of regions"),
+        ("{}", "holds no wiring"),
         ("[1]", "A wiring entry needs 'layers' and 'preset', this one has 1"),
         ('[{"layers": "0-9", "preset": "ladder"}]', "0-9"),
         ('[{"layers": "0-2", "preset": "ladder", "num_layers": 3}]', "'num_layers' is no option of layers 0-2"),

@@ -9,8 +9,9 @@ import pytest
 from rewired.convert.traffic import Traffic
 from rewired.model.wiring import Wiring
 from rewired.select.choice import STANDARD, Choice
-from rewired.select.wirings import WIRINGS, Amount, entries, exposed, last, least, sent, units
+from rewired.select.wirings import Amount, entries, exposed, last, least, names, sent, units
 
+WIRINGS = names("ladder; ladder+peek; parallel; parallel+overlap; desync; desync-2x+int4; int4; int8")
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))
 
 
@@ -37,6 +38,26 @@ def test_the_least_is_that_of_all_choices(amount: Amount) -> None:
     assert least(3, list(WIRINGS), amount) == min(map(amount, CHOICES))
     for name in WIRINGS:
         assert least(3, [name], amount) == min(map(amount, product((STANDARD, name), repeat=3)))
+
+
+def test_names_are_printed_and_there_is_one_of_each() -> None:
+    assert names("desync; desync-2x; standard+int4; int4/int8") == ("desync-2x", "standard+int4", "standard+int4/int8")
+
+
+@pytest.mark.parametrize(
+    ("wirings", "sentence"),
+    [
+        ("ladder@0-4", "'ladder@0-4' says which layers"),
+        ("ladder, desync", "leave them out"),
+        ("ladder; standard", "'standard' is what layers are that are not chosen"),
+        ("desync-4x", "Layers cannot be chosen one by one for 'desync-4x'"),
+        ("partial-0.5", "Layers cannot be chosen one by one"),
+        ("desync-3x; ladder", "Layers cannot be chosen one by one"),
+    ],
+)
+def test_layers_that_do_not_stand_for_themselves_are_refused(wirings: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        names(wirings)
 
 
 def test_layers_of_one_kind_become_one_entry() -> None:

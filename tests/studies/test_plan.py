@@ -81,7 +81,7 @@ def test_left_out_runs() -> None:
 @pytest.mark.parametrize("nvlink", [True, False])
 @pytest.mark.parametrize("model", ["1b", "8b", "70b"])
 def test_the_upper_bound_is_one(model: str, nvlink: bool) -> None:
-    run = Run(model, 4, 8, nvlink, "upper")
+    run = Run(model, 4, 8, nvlink, "none")
     upper = predicted_speedup(run)
     assert 1 < predicted_speedup(replace(run, wiring="ladder")) < upper
     assert 1 < predicted_speedup(replace(run, wiring="parallel")) < upper
@@ -96,7 +96,7 @@ def test_more_gpus_win_more() -> None:
 def test_fill(tmp_path: Path) -> None:
     """In place; comments, other columns and their order stay."""
     file = tmp_path / "rows.csv"
-    file.write_text("# of mine\nmodel,batch,tp,nvlink,wiring,note\n70B,1,8,yes,ladder,a\n405B,4,16,no,upper,b\n")
+    file.write_text("# of mine\nmodel,batch,tp,nvlink,wiring,note\n70B,1,8,yes,ladder,a\n405B,4,16,no,none,b\n")
     assert fill(file) == 2
     lines = file.read_text().splitlines()
     assert lines[:2] == ["# of mine", "model,batch,tp,nvlink,wiring,note,predicted_speedup"]
@@ -116,7 +116,7 @@ def test_fill(tmp_path: Path) -> None:
         ("70B,0,8,yes,ladder", "has batch '0': it must be an integer of at least 1"),
         ("70B,1,3,yes,ladder", "has tp 3, which does not divide 64 attention heads"),
         ("70B,1,8,maybe,ladder", "has nvlink 'maybe': it must be yes or no"),
-        ("70B,1,8,yes,desync", "has wiring 'desync': it must be one of standard, ladder, parallel, upper"),
+        ("70B,1,8,yes,desync", "has wiring 'desync': it must be one of standard, ladder, parallel, none"),
         ("70B,1", "has wiring 'None': it must be one of"),
     ],
 )

@@ -11,12 +11,13 @@ import typer
 
 from rewired.cli import positive_integers, report_errors
 from rewired.extras import needs
+from rewired.model.wiring_text import parse_wirings
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import CONTINUOUS, TRANSFORMERS, BenchRequest, names
+from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
 
-_WIRINGS = "ladder,ladder+peek,parallel,desync-2x,desync-4x,partial-0.5,none"
+_WIRINGS = "ladder; ladder+peek; parallel; desync-2x; desync-4x; partial-0.5; none"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -41,9 +42,9 @@ def _bench(
     wirings: Annotated[
         str,
         typer.Option(
-            metavar="NAME,...",
-            help="What is timed beside standard and the engine's own Llama; own is a rewired checkpoint's, and "
-            "ladder:16-32 rewires some layers only.",
+            metavar="TEXT; ...",
+            help="What is timed beside standard and the engine's own Llama: ladder+peek@16-32, say; own is a rewired "
+            "checkpoint's, and none has no communication.",
         ),
     ] = _WIRINGS,
     prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill.")] = 1024,
@@ -82,7 +83,7 @@ def _bench(
 
     ```
     rewired bench llama-3.1-70b --tp 8 --batch 1,4,16,64 --layers 8 --out bench-70b
-    rewired bench ./my-hybrid --tp 2 --wirings own,none --out bench-mine
+    rewired bench ./my-hybrid --tp 2 --wirings "own; none" --out bench-mine
     torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
     ```
     """
@@ -95,7 +96,7 @@ def _bench(
         device = choose_device(device, torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks))
         request = BenchRequest(
             model,
-            names("--wirings", wirings),
+            tuple(parse_wirings(wirings)),
             prompt,
             new,
             layers,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .contenders import NONE
+from rewired.model.wiring_text import NONE
+
 from .trace import traced
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 TRANSFORMERS, CONTINUOUS, VLLM = "transformers", "transformers-cb", "vllm"
@@ -41,11 +40,3 @@ class BenchRequest:
             raise ValueError(f"--new is {self.new}: with --engine {self.engine}, the first token counts as prefill.")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")
-
-
-def names(flag: str, text: str) -> tuple[str, ...]:
-    """The words of `a,b,c`. Raises ValueError where one is empty."""
-    words: Sequence[str] = [word.strip() for word in text.split(",")]
-    if not all(words):
-        raise ValueError(f"{flag} {text!r} has an empty name: give names with a comma between them.")
-    return tuple(words)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from rewired.cli import positive_integers, report_errors
+from rewired.model.wiring_text import parse_wirings
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -38,6 +39,10 @@ def _plan(
     goal: Annotated[str, typer.Option(help="What to rank by: ttft, latency (of a token), throughput; or train.")] = (
         "throughput"
     ),
+    wirings: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT; ...", help="What to price: ladder+peek@16-32, say; by default a list of many."),
+    ] = None,
     max_kl: Annotated[
         float | None, typer.Option(metavar="KL", help="The most that a wiring may cost, in nats a token.")
     ] = None,
@@ -61,6 +66,7 @@ def _plan(
     ```
     rewired plan llama-3.1-70b --gpus 8 --hardware h100 --batch 1,16,64 --max-kl 0.5
     rewired plan llama-3.1-70b --gpus 4 --hardware l40s --library nccl --goal ttft --explain
+    rewired plan llama-3.1-8b --gpus 8 --wirings "ladder+peek; desync-4x@8-24, ladder@24-32"
     rewired plan llama-3.1-8b --goal train --gpus 4x8
     ```
     """
@@ -69,8 +75,8 @@ def _plan(
             raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
-            for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier, "--calibrate": calibrate}
-            _check_unused(for_inference | {"--explain": explain or None, "--plot": plot})
+            for_inference = {"--tp": tp, "--wirings": wirings, "--max-kl": max_kl, "--frontier": frontier}
+            _check_unused(for_inference | {"--calibrate": calibrate, "--explain": explain or None, "--plot": plot})
             _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
             return
         from .ranking import PlanRequest, make_ranking
@@ -86,6 +92,7 @@ def _plan(
             new,
             positive_integers("--batch", batch or "1,16,64", "batches"),
             goal,
+            None if wirings is None else tuple(parse_wirings(wirings)),
             max_kl,
             frontier,
             calibrate,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
-from rewired.model.wiring_text import wiring_text
+from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import parse_wiring, region_name, wiring_text
 
 from .wirings import Candidate
 
@@ -30,14 +31,14 @@ class Quality:
 
 @dataclass(frozen=True)
 class _Point:
-    wiring: str
+    name: str  # of a wiring, less its layers
     share: float  # of the layers, the last ones
     is_refitted: bool
     kl: float  # on prose
 
 
 def quality(candidate: Candidate) -> Quality | None:
-    """The KL of the nearest point measured for this wiring; None where there is none.
+    """The KL of the nearest point measured for this wiring of the last layers; None where there is none.
 
     After a refit, of as many layers or the next larger share that was measured; else as converted.
     """
@@ -45,12 +46,21 @@ def quality(candidate: Candidate) -> Quality | None:
         return Quality(candidate.kl, True, "measured by select")
     if not candidate.is_rewired:
         return Quality(0.0, True, "original") if candidate.communicates else None
-    points = [point for point in _points() if point.wiring == candidate.name]
-    refitted = [point for point in points if point.is_refitted and point.share >= candidate.share - _TOLERANCE]
-    nearest = min(refitted or points, key=lambda point: abs(point.share - candidate.share), default=None)
+    name, share = _last_layers(candidate.wiring)
+    points = [point for point in _points() if point.name == name]
+    refitted = [point for point in points if point.is_refitted and point.share >= share - _TOLERANCE]
+    nearest = min(refitted or points, key=lambda point: abs(point.share - share), default=None)
     if nearest is None:
         return None
     return Quality(nearest.kl, nearest.is_refitted, f"SmolLM2, {nearest.share:.0%} of layers")
+
+
+def _last_layers(wiring: Wiring) -> tuple[str, float]:
+    """What the last layers are, and their share of all; no name, where others are rewired."""
+    region = wiring.rewired_regions[0]
+    start = region.ranges[0].start
+    is_it = region.layers == f"{start}-{wiring.num_layers}"
+    return region_name(region) if is_it else "", 1 - start / wiring.num_layers
 
 
 def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
@@ -69,8 +79,7 @@ def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
 def _selected(entry: dict[str, Any], shape: LlamaShape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
     measured = entry.get("measured") or {}
-    share = len(wiring.rewired_layers) / wiring.num_layers
-    return Candidate(entry["name"], wiring_text(wiring), wiring, share, measured.get("refitted"))
+    return Candidate(f"{entry['name']}: {wiring_text(wiring)}", wiring, measured.get("refitted"))
 
 
 @cache
@@ -79,6 +88,6 @@ def _points() -> Sequence[_Point]:
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     points = []
     for row in rows:
-        share = 1 - int(row["first"]) / int(row["layers"])
-        points.append(_Point(row["wiring"], share, row["weights"] == "refit", float(row["prose"])))
+        wiring = Wiring.from_json(parse_wiring(row["wiring"]), int(row["layers"]), hidden_size=1)
+        points.append(_Point(*_last_layers(wiring), row["weights"] == "refit", float(row["prose"])))
     return points

@@ -18,13 +18,15 @@ from statistics import median
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.presets import STANDARD
+from rewired.model.wiring_text import NONE
 
 from .all_reduce_time import Curve
 from .compute import Rank, Step
 from .machine import Machine
 from .pass_time import PassTime, pass_time
 from .shapes import find_shape
-from .wirings import STANDARD, UPPER, whole
+from .wirings import wiring_of
 
 _STEPS = 30  # of an approximation
 _NUMBERS = ("tp", "batch", "prompt", "prefill_seconds", "decode_seconds")
@@ -53,9 +55,9 @@ def calibrated(machine: Machine, file: Path) -> Machine:
         machine = _with_curves(machine, report["all_reduce"], 0.5 if is_wide else 1.0, file)
     rows = [_row(row, file) for row in report["rows"]]
     runs = {(*row.key, row.wiring): row for row in rows}
-    pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, UPPER)))]
+    pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
     if not pairs:
-        raise ValueError(f"{file} has no run of '{UPPER}' beside one of '{STANDARD}': measure both with rewired bench.")
+        raise ValueError(f"{file} has no run of '{NONE}' beside one of '{STANDARD}': measure both with rewired bench.")
     machine = _scale_compute(machine, [bound for _, bound in pairs])
     if not report.get("all_reduce"):
         machine = _scale_communication(machine, pairs)
@@ -174,6 +176,6 @@ def _predicted(machine: Machine, row: _Row) -> tuple[PassTime, PassTime]:
     """A prefill and a decoding step just after it."""
     rank = Rank(row.shape, machine.hardware, machine.engine, row.tp)
     steps = Step(row.batch, row.prompt, row.prompt), Step(row.batch, 1, row.prompt + 1)
-    wiring, communicates = whole(row.shape, row.wiring), row.wiring != UPPER
+    wiring, communicates = wiring_of(row.shape, row.wiring), row.wiring != NONE
     prefill, decode = (pass_time(rank, machine.all_reduce, wiring, step, communicates) for step in steps)
     return prefill, decode

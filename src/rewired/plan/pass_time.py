@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rewired.model.presets import PRESETS
 from rewired.model.wiring import ModuleWiring, Wiring
 
 from .all_reduce_time import AllReduce
@@ -56,5 +57,5 @@ def exposed(collective: float, work: float, hide: float) -> float:
 
 
 def fused_saving(rank: Rank, module: ModuleWiring) -> float:
-    """What an engine saves that computes a parallel layer's attention and MLP as one module."""
-    return rank.engine.fused_saving if module.region.preset == "parallel" else 0.0
+    """What an engine saves that computes as one module an attention and an MLP that run side by side."""
+    return rank.engine.fused_saving if PRESETS[module.region.preset].whole_layers else 0.0

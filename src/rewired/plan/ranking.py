@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rewired.checkpoint.llama import LlamaShape
 from rewired.model.payload import FULL
-from rewired.model.presets import MODIFIERS, PRESETS
-from rewired.model.regions import Region
+from rewired.model.wiring_text import wiring_text
 
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
@@ -35,6 +34,7 @@ class PlanRequest:
     new: int = 256
     batches: tuple[int, ...] = (1, 16, 64)
     goal: str = "throughput"
+    wirings: tuple[str, ...] | None = None  # to price, and no others
     max_kl: float | None = None
     frontier: Path | None = None
     calibration: Path | None = None
@@ -86,10 +86,10 @@ class Ranking:
 
     def best(self, count: int = 3) -> list[Candidate]:
         """The rewired models that win most over all batches; of equally fast ones, those of the lower KL come first."""
-        rows: dict[tuple[str, str], list[Priced]] = {}
+        rows: dict[str, list[Priced]] = {}
         for row in self.rows:
             if row.candidate.is_rewired:
-                rows.setdefault((row.candidate.name, row.candidate.layers), []).append(row)
+                rows.setdefault(row.candidate.name, []).append(row)
         ranked = sorted(rows.values(), key=lambda rows: (-math.prod(row.speedup for row in rows), _kl(rows[0])))
         return [rows[0].candidate for rows in ranked[:count]]
 
@@ -126,7 +126,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
 
 
 def _candidates(request: PlanRequest, shape: LlamaShape) -> list[Candidate]:
-    return candidates(shape) + (selected(request.frontier, shape) if request.frontier else [])
+    return candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
 
 
 def _within(max_kl: float | None, every: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
@@ -135,7 +135,7 @@ def _within(max_kl: float | None, every: Sequence[Candidate]) -> tuple[list[Cand
         return list(every), []
     costs = {candidate: quality(candidate) for candidate in every}
     bad = [each for each in every if each.is_rewired and ((cost := costs[each]) is None or cost.kl > max_kl)]
-    names = ", ".join(f"{each.name} {each.layers}" for each in bad)
+    names = "; ".join(each.name for each in bad)
     return [each for each in every if each not in bad], [f"Above a KL of {max_kl:g}: {names}."] if bad else []
 
 
@@ -187,24 +187,9 @@ def _value(run: Generation, goal: str) -> float:
 
 
 def convert_command(model: str, candidate: Candidate, tp: int) -> str:
-    """The conversion that makes it: by its file, or by the flags of its region; a payload, in the basis it needs."""
-    command = ["convert", model]
-    if candidate.file is not None:
-        command += ["--wiring", str(candidate.file)]
-    else:
-        for region in candidate.wiring.rewired_regions:
-            command += _flags(region)
-        if any(region.options["payload"] != FULL for region in candidate.wiring.rewired_regions):
-            command += ["--rotate", "hadamard"]
+    """The conversion that makes it: by its file, or by its text; a payload, in the basis it needs."""
+    command = ["convert", model, "--wiring", str(candidate.file or wiring_text(candidate.wiring))]
+    regions = candidate.wiring.rewired_regions
+    if candidate.file is None and any(region.payload != FULL for region in regions):
+        command += ["--rotate", "hadamard"]
     return shlex.join([*command, "--tp-shards", str(tp), "--refit"])
-
-
-def _flags(region: Region) -> list[str]:
-    preset = PRESETS[region.preset]
-    flags = [f"--{region.preset}-layers", region.layers]
-    for option in (*preset.options, *MODIFIERS):
-        value = region.options[option.name]
-        if value != preset.defaults().get(option.name):
-            switches = {True: [option.flag], False: [option.flag.replace("--", "--no-", 1)]}
-            flags += switches[value] if isinstance(value, bool) else [option.flag, str(value)]
-    return flags

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rewired.model.presets import STANDARD
+from rewired.model.wiring_text import NONE
 from rewired.quantities import count
 
 from .caat import best_share, capacity
 from .compute import Rank, Step
 from .pass_time import pass_time
 from .ranking import Priced, Ranking
-from .wirings import STANDARD, UPPER
 
 _SHOWN = 12  # rows a table; --json has all
 PROMISE = (
@@ -72,13 +73,13 @@ def grid_of(title: str, headings: Sequence[str]) -> Any:
 
 def shown(rows: Sequence[Priced]) -> list[Priced]:
     """The first ones, and always standard and the bound."""
-    return [row for place, row in enumerate(rows) if place < _SHOWN or row.candidate.name in (STANDARD, UPPER)]
+    return [row for place, row in enumerate(rows) if place < _SHOWN or row.candidate.name in (STANDARD, NONE)]
 
 
 def _cells(row: Priced) -> tuple[str, ...]:
     kl = "" if row.quality is None else f"{row.quality.kl:.2f}{'' if row.quality.is_refitted else '*'}"
     return (
-        f"{row.candidate.name} {row.candidate.layers}".strip(),
+        row.candidate.name,
         f"{row.ttft * 1e3:.{0 if row.ttft >= 1 else 1}f}",
         f"{row.token_time * 1e3:.2f}",
         f"{row.tokens_per_second:.0f}",
@@ -156,7 +157,6 @@ def to_json(plan: Ranking) -> dict[str, Any]:
 def _row_json(row: Priced) -> dict[str, Any]:
     return {
         "wiring": row.candidate.name,
-        "layers": row.candidate.layers,
         "batch": row.batch,
         "ttft_seconds": row.ttft,
         "token_seconds": row.token_time,

@@ -1,68 +1,76 @@
-"""The wirings that are compared, and the layers that each may take."""
+"""The wirings that are compared: their texts, and of which layers where that is not said."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
-from rewired.select import wirings as select_wirings
+from rewired.model.wiring_text import NONE, parse_wiring, wiring_text
 
-STANDARD, UPPER = "standard", "none"  # none: no communication at all, which computes something wrong
-
-# those that `rewired select` knows, and those that only make sense for several layers in a row
-WIRINGS: Mapping[str, Mapping[str, Any]] = select_wirings.WIRINGS | {
-    "desync-4x": {"preset": "desync", "every": 4},
-    "partial-0.5": {"preset": "partial", "shared_fraction": 0.5},
-    "int8": {"preset": "standard", "payload": "int8"},
-    "int4/int8": {"preset": "standard", "payload": "int4/int8"},
-    "int4": {"preset": "standard", "payload": "int4"},
-    "ladder-peek-int8": {"preset": "ladder", "peek": True, "payload": "int8"},
-    "desync-2x-int4": {"preset": "desync", "every": 2, "payload": "int4"},
-}
+RANKED = (
+    "ladder",
+    "ladder+peek",
+    "parallel",
+    "parallel+overlap",
+    "desync-2x",
+    "desync-2x+int4",
+    "standard+int4",
+    "standard+int8",
+    "desync-4x",
+    "partial-0.5",
+    "standard+int4/int8",
+    "ladder+peek+int8",
+)
 SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A wiring of the last layers, or one that `rewired select` chose."""
+    """A wiring to price."""
 
-    name: str  # one of WIRINGS, standard, none, or what a selection calls it
-    layers: str
+    name: str  # its text, `none`, or what a selection calls it
     wiring: Wiring
-    share: float  # of the layers that are rewired
     kl: float | None = None  # of this very model, where it was measured
     file: Path | None = None  # for convert --wiring
 
     @property
     def communicates(self) -> bool:
-        return self.name != UPPER
+        return self.name != NONE
 
     @property
     def is_rewired(self) -> bool:
         return bool(self.wiring.rewired_regions)
 
+    @property
+    def kind(self) -> str:
+        """Its name less the layers."""
+        return re.sub(r"@\S*?(?=, |$)", "", self.name)
 
-def whole(shape: LlamaShape, name: str) -> Wiring:
-    """All layers as `name`."""
-    return shape.wiring([{"layers": "0-", **WIRINGS[name]}] if name in WIRINGS else [])
+
+@cache
+def wiring_of(shape: LlamaShape, text: str) -> Wiring:
+    """Raises ValueError for a text that is no wiring of this model."""
+    return shape.wiring([] if text == NONE else parse_wiring(text))
 
 
-def candidates(shape: LlamaShape) -> list[Candidate]:
-    """Standard, every preset on the last layers of each of SHARES, and the bound of what can be won."""
-    dense, layers = shape.wiring([]), shape.num_hidden_layers
+def candidates(shape: LlamaShape, texts: Iterable[str] | None = None) -> list[Candidate]:
+    """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES.
+
+    Raises ValueError for a text that is no wiring of this model.
+    """
+    found = {
+        NONE if text == NONE else wiring_text(wiring_of(shape, text)): wiring_of(shape, text)
+        for text in [STANDARD, *(_ranked(shape.num_hidden_layers) if texts is None else texts), NONE]
+    }
+    return [Candidate(name, wiring) for name, wiring in found.items()]
+
+
+def _ranked(layers: int) -> Iterator[str]:
     starts = sorted({min(layers - 1, round(layers * (1 - share))) for share in SHARES}, reverse=True)
-    rewired = [
-        Candidate(
-            name,
-            f"{start}-{layers}",
-            shape.wiring([{"layers": f"{start}-{layers}", **entry}]),
-            (layers - start) / layers,
-        )
-        for name, entry in WIRINGS.items()
-        for start in starts
-    ]
-    return [Candidate(STANDARD, "", dense, 0.0), *rewired, Candidate(UPPER, "", dense, 0.0)]
+    return (f"{text}@{start}-{layers}" for text in RANKED for start in starts)

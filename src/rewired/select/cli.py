@@ -26,11 +26,11 @@ def add_commands(app: typer.Typer) -> None:
 
 def _select(
     source: Annotated[str, typer.Argument(help="A dense Llama, as convert's SOURCE.")],
-    wiring: Annotated[
+    wirings: Annotated[
         str,
         typer.Option(
-            help="ladder, ladder-peek, parallel, parallel-overlap, desync-2x, spd (which is desync-2x), int8, int4, "
-            "desync-2x-int4, or mix: the best of several for each layer."
+            metavar="TEXT; ...",
+            help="What a layer may become, say ladder+peek; of several, or of mix, whichever is best for it.",
         ),
     ] = "ladder",
     budget: Annotated[int | None, typer.Option(metavar="N", help="How many layers to rewire.")] = None,
@@ -71,10 +71,10 @@ def _select(
     Examples:
 
     ```
-    rewired select llama-3.1-8b --wiring ladder --budget 16
-    rewired select llama-3.1-8b --wiring mix --exposed 20
-    rewired select llama-3.1-8b --wiring mix --bytes 0.3
-    convert llama-3.1-8b --wiring llama-3.1-8b-select-ladder-16/wiring.json --refit
+    rewired select llama-3.1-8b --wirings ladder+peek --budget 16
+    rewired select llama-3.1-8b --wirings "ladder; desync-2x" --exposed 20
+    rewired select llama-3.1-8b --wirings mix --bytes 0.3
+    convert llama-3.1-8b --wiring llama-3.1-8b-select-ladder-peek-16/wiring.json --refit
     ```
     """
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
@@ -82,7 +82,7 @@ def _select(
         from .request import SelectRequest
         from .select import estimate, select
 
-        request = SelectRequest(wiring, budget, exposed, share, tp_shards, text, tokens, spill, measure)
+        request = SelectRequest(wirings, budget, exposed, share, tp_shards, text, tokens, spill, measure)
         if dry_run:
             print(estimate(source, request, revision=revision).note())
             return

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from rewired.checkpoint.llama import LlamaShape
+from rewired.model.wiring_text import parse_wiring
 from rewired.quantities import count, duration, operations, size
 from rewired.ranks import choose_device
 from rewired.refit.cost import Cost
 
 from .request import SelectRequest
-from .wirings import WIRINGS, entries, last
+from .wirings import entries, last
 
 _PROBE_TOKENS = 4096
 _PROBE_SECONDS = 0.2
@@ -67,7 +68,7 @@ class SelectCost:
 def _of_pair(shape: LlamaShape, tp_shards: int, tokens: int, name: str, layer: int) -> Cost:
     """Of scoring `layer` alone and with the next one: a refit of the model from the layer before them on."""
     rest = replace(shape, num_hidden_layers=shape.num_hidden_layers - layer + 1)
-    wiring = rest.wiring([{"layers": f"1-{min(3, rest.num_hidden_layers)}", **WIRINGS[name]}])
+    wiring = rest.wiring(parse_wiring(f"{name}@1-{min(3, rest.num_hidden_layers)}"))
     return Cost.of(rest, wiring, tp_shards, tokens)
 
 

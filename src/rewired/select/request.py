@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from rewired.sources import Source
 from rewired.text import MIX as MIXED_TEXT
 
 from .choice import STANDARD
-from .wirings import BYTES_MIX, MIX, NAMES, Amount, exposed, least, sent
+from .wirings import BYTES_MIX, EXPOSED_MIX, MIX, Amount, exposed, least, names, sent
 
 
 @dataclass(frozen=True)
 class SelectRequest:
     """How many layers to rewire as `wiring`, or how much a token may wait for or send; and what to score on."""
 
-    wiring: str = "ladder"  # one of NAMES
+    wirings: str = "ladder"  # what a layer may become, with ; between them; or mix
     budget: int | None = None  # layers
     exposed: int | None = None  # all-reduces a token
     bytes: float | None = None  # that they carry, as a share of the dense model's
@@ -36,8 +36,8 @@ class SelectRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The wirings that a layer may have."""
-        return BYTES_MIX if self.wiring == MIX and self.bytes is not None else NAMES[self.wiring]
+        """The wirings that a layer may have. Raises ValueError where one is none, or none for a layer alone."""
+        return names(self.wirings) if self.wirings != MIX else EXPOSED_MIX if self.bytes is None else BYTES_MIX
 
     def limit(self, shape: LlamaShape) -> tuple[Amount, int] | None:
         """The amount that a token may take no more than so much of; None where layers are counted."""
@@ -53,21 +53,14 @@ def check(request: SelectRequest) -> None:
     """Raise ValueError for what makes no sense whatever the model is."""
     with needs("convert", "A selection, which draws a plot,"):
         import matplotlib  # noqa: F401 - for the plot, hours later
-    if request.wiring not in NAMES:
-        near = get_close_matches(request.wiring, NAMES, n=1, cutoff=0.85)
-        raise ValueError(
-            f"Layers cannot be selected for a wiring '{request.wiring}': "
-            + (f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(NAMES)}.")
-        )
+    several = len(request.names) > 1
     if sum(each is not None for each in (request.budget, request.exposed, request.bytes)) != 1:
         raise ValueError(
             "Say what the choice may take: --budget N, the layers to rewire, or --exposed N, the all-reduces that a "
             "token waits for, or --bytes SHARE, of those that a dense model's carry."
         )
-    if request.wiring == MIX and request.budget is not None:
-        raise ValueError(
-            "'mix' chooses among wirings that save differently: give it --exposed or --bytes instead of --budget."
-        )
+    if several and request.budget is not None:
+        raise ValueError("Several wirings save differently: give --exposed or --bytes instead of --budget.")
     check_fitting("--tokens", request.tokens, request.spill)
 
 
@@ -104,4 +97,5 @@ def default_name(source: Source, request: SelectRequest) -> str:
     """Of the folder to write."""
     amounts = {"": request.budget, "-exposed": request.exposed, "-bytes": request.bytes}
     amount = next(f"{value:g}{what}" for what, value in amounts.items() if value is not None)
-    return f"{source.name}-select-{request.wiring}-{amount}"
+    wirings = re.sub(r"[^\w.-]+", "-", request.wirings)
+    return f"{source.name}-select-{wirings}-{amount}"

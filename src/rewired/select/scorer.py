@@ -12,6 +12,7 @@ import torch
 
 from rewired.checkpoint.rewired_llama import wired_config
 from rewired.model.residual_stream import ResidualStream
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Batch
@@ -20,7 +21,6 @@ from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Weights
 
 from .scores import LayerScore, ScoreCache
-from .wirings import WIRINGS
 
 OnScore = Callable[[str, int, int, LayerScore], None]  # called with a wiring, the layer, and the number of layers
 OnStep = Callable[[str], None]  # called with a few words on what begins
@@ -68,7 +68,8 @@ class Scorer:
         streams: dict[int, list[ResidualStream]] = {layer + 1: [], layer + 2: []}  # by the layer that they go on with
         for name in names:
             single, *pair = self._fitted(name, layer, after, before)
-            if pair and "payload" in WIRINGS[name]:  # where a region ends, what its last rounding leaves is lost
+            [entry] = parse_wiring(name)
+            if pair and "payload" in entry:  # where a region ends, what its last rounding leaves is lost
                 [single] = self._fitted(name, layer, layer + 1, before)
             streams[layer + 1] += single
             streams[layer + 2] += chain.from_iterable(pair)
@@ -79,7 +80,7 @@ class Scorer:
 
     def _fitted(self, name: str, start: int, stop: int, before: Sequence[Batch]) -> Iterator[list[ResidualStream]]:
         """The streams after each of these layers, which are one region."""
-        sweep = self._sweep([{"layers": f"{start}-{stop}", **WIRINGS[name]}])
+        sweep = self._sweep(parse_wiring(f"{name}@{start}-{stop}"))
         batches = [replace(batch) for batch in before]
         if start > 0:
             sweep.pass_layer(start - 1, batches)

@@ -58,7 +58,7 @@ class ScoreCache:
     def read(self, wiring: str) -> dict[int, LayerScore]:
         """The scores of `wiring`, by layer. Raises ValueError where the file of them is broken."""
         if wiring not in self.scores:
-            self.scores[wiring] = _read(self.folder / f"{wiring}.json", self._scores) or {}
+            self.scores[wiring] = _read(self.folder / _file(wiring), self._scores) or {}
         return self.scores[wiring]
 
     def add(self, wiring: str, layer: int, score: LayerScore) -> None:
@@ -67,7 +67,7 @@ class ScoreCache:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.scores.pop(wiring, None)  # another run may have added some
             self.read(wiring)[layer] = score
-            self._write(f"{wiring}.json", {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
+            self._write(_file(wiring), {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
 
     def measured(self, entries: Sequence[Mapping[str, Any]]) -> MeasuredKL | None:
         """The measurement of the choice with these wiring entries, if there is one."""
@@ -107,6 +107,10 @@ class ScoreCache:
             written = Path(scratch) / name
             written.write_text(json.dumps(value, indent=2) + "\n")
             written.replace(self.folder / name)
+
+
+def _file(wiring: str) -> str:
+    return f"{wiring.replace('/', '-')}.json"
 
 
 def _read(path: Path, make: Callable[[Any], T]) -> T | None:

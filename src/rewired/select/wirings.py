@@ -7,29 +7,33 @@ from typing import Any
 
 from rewired.model.layer_ranges import as_ranges
 from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import parse_wiring, parse_wirings, region_name
 
 from .choice import STANDARD, Choice
 
 MIX = "mix"
 Amount = Callable[[Choice], int]  # what a token takes of something, which adds up over the layers
 
-# a layer of each of these stands for itself: it reduces all before the next one begins
-WIRINGS: dict[str, dict[str, Any]] = {
-    "ladder": {"preset": "ladder"},
-    "ladder-peek": {"preset": "ladder", "peek": True},
-    "parallel": {"preset": "parallel"},
-    "parallel-overlap": {"preset": "parallel", "overlap": True},
-    "desync-2x": {"preset": "desync", "every": 2},
-    "desync-2x-int4": {"preset": "desync", "every": 2, "payload": "int4"},
-    "int4": {"preset": "standard", "payload": "int4"},
-    "int8": {"preset": "standard", "payload": "int8"},
-}
-# what may be asked for: one of them; what Sync-Point Drop (arXiv 2502.20727) does; the best of several for each layer
-NAMES = {name: (name,) for name in WIRINGS} | {
-    "spd": ("desync-2x",),
-    MIX: ("ladder", "ladder-peek", "parallel", "desync-2x"),
-}
-BYTES_MIX = ("desync-2x-int4", "int4", "desync-2x", "int8")  # where bytes are what is saved
+EXPOSED_MIX = ("ladder", "ladder+peek", "parallel", "desync-2x")  # what MIX is where all-reduces are saved
+BYTES_MIX = ("desync-2x+int4", "standard+int4", "desync-2x", "standard+int8")  # and where bytes are
+
+
+def names(wirings: str) -> tuple[str, ...]:
+    """The wirings in a text that parts them by `;`, without layers, as they are printed.
+
+    Raises ValueError for those of which a layer does not stand for itself, reducing all before the next one begins.
+    """
+    found = []
+    for text in parse_wirings(wirings):
+        if len(parse_wiring(text)) > 1 or "@" in text:
+            raise ValueError(f"'{text}' says which layers, and these are to be chosen: leave them out.")
+        wiring = Wiring.from_json(parse_wiring(f"{text}@0-2"), 3, hidden_size=64)
+        if not wiring.rewired_regions:
+            raise ValueError(f"'{text}' is what layers are that are not chosen: name another wiring.")
+        if wiring.modules[1].reduce != "all":
+            raise ValueError(f"Layers cannot be chosen one by one for '{text}', which reduces all after several only.")
+        found.append(region_name(wiring.rewired_regions[0]))
+    return tuple(dict.fromkeys(found))
 
 
 def entries(choice: Choice) -> list[dict[str, Any]]:
@@ -38,7 +42,7 @@ def entries(choice: Choice) -> list[dict[str, Any]]:
     for name in dict.fromkeys(choice):
         if name != STANDARD:
             modules = {2 * layer + half for layer, own in enumerate(choice) if own == name for half in (0, 1)}
-            regions.append({"layers": ",".join(map(str, as_ranges(modules))), **WIRINGS[name]})
+            regions += parse_wiring(f"{name}@{','.join(map(str, as_ranges(modules)))}")
     return regions
 
 

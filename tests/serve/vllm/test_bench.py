@@ -48,7 +48,7 @@ def results_of(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tp", ["1", "2"])
 def test_vllm_s_own_llama_and_wirings_by_the_plugin(tp: str, tmp_path: Path) -> None:
-    done = bench(tmp_path, "--tp", tp, "--batch", "1,2", "--wirings", "ladder,none")
+    done = bench(tmp_path, "--tp", tp, "--batch", "1,2", "--wirings", "ladder; none")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
     assert [(row["batch"], row["wiring"]) for row in rows] == [
