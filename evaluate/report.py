@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
 
+from rewired.model.regions import parse_regions
+from rewired.model.wiring_text import wiring_text
 from rewired.quantities import count
 
 from .papers import Paper
@@ -88,8 +91,11 @@ def _version(version: str) -> str:
 
 
 def _wiring(config: dict[str, object]) -> str:
-    wiring = config.get("wiring")
-    return f", wiring `{json.dumps(wiring)}`, tp_shards {config.get('tp_shards')}" if wiring else ""
+    entries: Any = config.get("wiring")  # of all layers
+    if not entries:
+        return ""
+    layers = max(int(number) for entry in entries for number in re.findall(r"\d+", entry["layers"]))
+    return f", wiring `{wiring_text(parse_regions(entries, layers))}`, tp_shards {config.get('tp_shards')}"
 
 
 def _tasks_table(results: Results) -> str:

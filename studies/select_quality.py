@@ -19,7 +19,7 @@ from quality import FOLDER, MODEL, as_row, compare, held_out, is_current
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
-from rewired.model.wiring import Wiring
+from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.select.request import SelectRequest
@@ -53,7 +53,7 @@ def main() -> None:
             for which, candidate in zip(("chosen", "last"), selection.candidates, strict=False):
                 if which not in wanted:
                     continue
-                wiring = wiring_text(Wiring.from_json(candidate.wiring, len(selection.choice), hidden_size=1))
+                wiring = wiring_text(parse_regions(candidate.wiring, len(selection.choice)))
                 on = measured_before(wiring) or measured(candidate.wiring, source, texts)
                 row = [name, which, wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION]
                 with RESULT.open("a") as file:

@@ -22,7 +22,7 @@ def wiring(entries: list[dict[str, Any]]) -> Wiring:
 
 
 def printed(text: str) -> str:
-    return wiring_text(wiring(parse_wiring(text)))
+    return wiring_text(wiring(parse_wiring(text)).regions)
 
 
 @st.composite
@@ -45,7 +45,7 @@ def wirings(draw: st.DrawFn) -> Wiring:
 
 @given(wirings())
 def test_what_is_printed_is_read_as_it_was(random: Wiring) -> None:
-    text = wiring_text(random)
+    text = wiring_text(random.regions)
     assert wiring(parse_wiring(text)) == random
     assert printed(text) == text
 

@@ -13,6 +13,7 @@ from rewired.checkpoint.llama import LlamaShape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE, parse_wiring
 
+__all__ = ["NONE", "OWN", "STANDARD", "STOCK", "Contender", "contenders"]  # rows of a bench have these names
 STOCK = "stock"  # transformers' own Llama, by its own tensor parallelism
 OWN = "own"  # the wiring that the checkpoint has
 

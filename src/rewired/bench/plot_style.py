@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rewired.model.presets import STANDARD
-from rewired.model.wiring_text import NONE
-
-from .contenders import STOCK
+from .contenders import NONE, STANDARD, STOCK
 
 # Okabe and Ito's, which colour-blind readers can tell apart
 _COLOURS = {

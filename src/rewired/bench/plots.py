@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullLocator
 
-from rewired.model.presets import STANDARD
-
+from .contenders import STANDARD
 from .plot_style import Styles, name_ends, name_of
 from .runs import DECODE, DECODE_COMPILED, PREFILL
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from rewired.model.wiring_text import NONE
-
+from .contenders import NONE
 from .trace import traced
 
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rewired.model.presets import STANDARD
-from rewired.model.wiring_text import NONE
-
-from .contenders import STOCK
+from .contenders import NONE, STANDARD, STOCK
 from .request import VLLM
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 

@@ -14,10 +14,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from rewired.model.presets import STANDARD
-from rewired.model.wiring_text import NONE
-
-from .contenders import STOCK
+from .contenders import NONE, STANDARD, STOCK
 from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.llama import LlamaShape
-from rewired.model.wiring_text import NONE
 from rewired.plan.shapes import find_checkpoint, named_shape
 from rewired.progress import announce
 from rewired.ranks import run_on_ranks
@@ -18,7 +17,7 @@ from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
 
 from . import torchrun, vllm_engine
-from .contenders import Contender, contenders
+from .contenders import NONE, Contender, contenders
 from .environment import environment
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory

@@ -13,13 +13,11 @@ from torch import distributed
 from transformers import LlamaConfig
 from transformers.utils import logging
 
-from rewired.model.presets import STANDARD
-from rewired.model.wiring_text import NONE
 from rewired.progress import Progress
 
 from .all_reduce import measure_all_reduces
 from .bytes_sent import bytes_sent
-from .contenders import STOCK, Contender
+from .contenders import NONE, STANDARD, STOCK, Contender
 from .continuous import Batches
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group

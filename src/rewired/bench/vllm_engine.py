@@ -21,11 +21,10 @@ from torch import distributed
 from transformers import LlamaConfig
 
 from rewired.checkpoint.llama import LlamaShape
-from rewired.model.presets import STANDARD
 from rewired.progress import Progress
 from rewired.vllm_start import starting
 
-from .contenders import STOCK, Contender
+from .contenders import STANDARD, STOCK, Contender
 from .links import NCCL, SHARED_MEMORY
 from .memory import engine_cache
 from .models import STD, config_of

@@ -28,7 +28,7 @@ class Option:
     help: str  # `{presets}` becomes those that take the option
     default: Any = None  # where there is none, a region has to say it
     text: str = ""  # how it stands in the text of a wiring, `{}` its value; switches are + or - and their name
-    values: str = ""  # a regular expression of what it can be there, where that is no number
+    values: str = ""  # a regular expression of what it can be there, if neither a number nor one of `metavar`
     read: Callable[[Any], Any] = lambda value: value  # other forms of a value, as it is kept
     is_for_dense: bool = False  # of a modifier: whether layers take it that else are as in a dense model
 
@@ -92,7 +92,6 @@ MERGE = Option(
     help="How {presets} layers fold local parts; sum by default.",
     default="sum",
     text="({})",
-    values="sum|mean",
 )
 
 
@@ -129,7 +128,6 @@ MODIFIERS = (
         metavar="one|sqrt_shards",
         help="What a peek is multiplied with before any training.",
         text="+gain:{}",
-        values="one|sqrt_shards",
     ),
     Option(
         name="payload",

@@ -10,14 +10,13 @@ A region is a preset, its options, and `@` with its layers. How options stand th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
 from .payload import is_payload
 from .presets import PRESETS, STANDARD, Option
 from .regions import Region
-from .wiring import Wiring
 
 NONE = "none"  # standard without any communication: no wiring, but the bound of what wirings can win
 
@@ -43,10 +42,9 @@ def parse_wirings(text: str) -> list[str]:
     return list(dict.fromkeys(wirings))
 
 
-def wiring_text(wiring: Wiring) -> str:
-    """The text of which `parse_wiring` makes `wiring` again. Layers that are as in a dense model are left out."""
-    regions = (f"{region_name(region)}@{region.layers}" for region in wiring.rewired_regions)
-    return ", ".join(regions) or STANDARD
+def wiring_text(regions: Iterable[Region]) -> str:
+    """The text of which `parse_wiring` makes `regions` again. Those that are as in a dense model are left out."""
+    return ", ".join(f"{region_name(each)}@{each.layers}" for each in regions if not each.is_dense) or STANDARD
 
 
 def region_name(region: Region) -> str:
@@ -61,8 +59,8 @@ def _form(option: Option, value: Any) -> str:
     """An option as it stands in a text. A payload's table has + for its commas, which part regions and ranges."""
     if option.type is bool:
         return f"{'+' if value else '-'}{option.name}"
-    value = f"{Decimal(str(value)).normalize():f}" if option.type in _VALUES else value
-    return option.text.format(value.replace(",", "+"))
+    digits = f"{Decimal(str(value)).normalize():f}" if type(value) in _VALUES else value
+    return option.text.format(digits.replace(",", "+"))
 
 
 def _parse_region(text: str) -> dict[str, Any]:
@@ -76,28 +74,23 @@ def _parse_region(text: str) -> dict[str, Any]:
 
 
 def _parse_options(rest: str, preset: str, text: str) -> Iterator[tuple[str, Any]]:
-    left = {option: _pattern(option, PRESETS[preset].defaults()) for option in PRESETS[preset].all_options}
+    own = PRESETS[preset].defaults()
+    # a switch only where it changes something, so that `ladder-peek` is no ladder
+    others = ((each, not own[each.name] if each.type is bool else each.metavar) for each in PRESETS[preset].all_options)
+    forms = {option: _form(option, value) for option, value in others}
     while rest:
-        found = {option: matched for option, pattern in left.items() if (matched := re.match(pattern, rest))}
+        found = [(each, matched) for each, form in forms.items() if (matched := re.match(_pattern(each, form), rest))]
         if not found:
-            forms = [_hint(option, PRESETS[preset].defaults()) for option in left]
-            raise ValueError(f"'{rest}' in '{text}' means nothing: '{preset}' takes {', '.join(forms)}, and @LAYERS.")
-        option, matched = next(iter(found.items()))
-        del left[option]
+            takes = ", ".join(forms.values())
+            raise ValueError(f"'{rest}' in '{text}' means nothing: '{preset}' takes {takes}, and @LAYERS.")
+        [(option, matched)] = found
+        yield option.name, rest[0] == "+" if option.type is bool else option.type(matched[1].replace("+", ","))
+        del forms[option]
         rest = rest[matched.end() :]
-        is_switch = option.type is bool
-        yield option.name, matched[0][0] == "+" if is_switch else option.type(matched[1].replace("+", ","))
 
 
-def _pattern(option: Option, defaults: dict[str, Any]) -> str:
-    """What matches an option: a switch only where it changes something, so that `ladder-peek` is no ladder."""
-    if option.type is bool:
-        return re.escape(_form(option, not defaults[option.name])) + r"(?![a-z_])"
-    before, after = map(re.escape, option.text.split("{}"))
-    return rf"{before}({_VALUES.get(option.type, option.values)}){after}(?![\w.])"
-
-
-def _hint(option: Option, defaults: dict[str, Any]) -> str:
-    if option.type is bool:
-        return _form(option, not defaults[option.name])
-    return option.text.format(option.metavar.replace(",", "+"))
+def _pattern(option: Option, form: str) -> str:
+    """What matches an option whose switch, if it is one, is `form`."""
+    values = _VALUES.get(option.type, option.values or option.metavar)
+    pattern = form if option.type is bool else option.text
+    return re.escape(pattern).replace(r"\{\}", f"({values})") + r"(?![\w.])"

@@ -79,7 +79,7 @@ def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
 def _selected(entry: dict[str, Any], shape: LlamaShape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
     measured = entry.get("measured") or {}
-    return Candidate(f"{entry['name']}: {wiring_text(wiring)}", wiring, measured.get("refitted"))
+    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, measured.get("refitted"))
 
 
 @cache

@@ -188,7 +188,7 @@ def _value(run: Generation, goal: str) -> float:
 
 def convert_command(model: str, candidate: Candidate, tp: int) -> str:
     """The conversion that makes it: by its file, or by its text; a payload, in the basis it needs."""
-    command = ["convert", model, "--wiring", str(candidate.file or wiring_text(candidate.wiring))]
+    command = ["convert", model, "--wiring", str(candidate.file or wiring_text(candidate.wiring.regions))]
     regions = candidate.wiring.rewired_regions
     if candidate.file is None and any(region.payload != FULL for region in regions):
         command += ["--rotate", "hadamard"]

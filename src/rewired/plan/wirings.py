@@ -65,7 +65,7 @@ def candidates(shape: LlamaShape, texts: Iterable[str] | None = None) -> list[Ca
     Raises ValueError for a text that is no wiring of this model.
     """
     found = {
-        NONE if text == NONE else wiring_text(wiring_of(shape, text)): wiring_of(shape, text)
+        NONE if text == NONE else wiring_text(wiring_of(shape, text).regions): wiring_of(shape, text)
         for text in [STANDARD, *(_ranked(shape.num_hidden_layers) if texts is None else texts), NONE]
     }
     return [Candidate(name, wiring) for name, wiring in found.items()]

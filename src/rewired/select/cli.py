@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewired.cli import report_errors
-from rewired.model.wiring import Wiring
+from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
 from rewired.text import MIX
 
@@ -167,7 +167,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     console.print(grid)
     grid = Table("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     for each in done.candidates:
-        wiring = wiring_text(Wiring.from_json(each.wiring, len(done.choice), hidden_size=1))
+        wiring = wiring_text(parse_regions(each.wiring, len(done.choice)))
         grid.add_row(each.name, wiring, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
     console.print(grid)
     if len(done.candidates) == 1:
