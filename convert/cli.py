@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ import typer
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.cli import Command, new_app, report_errors
+from rewired.progress import Bars
 from rewired.rotate.request import RECORD
 from rewired.sources import find_source
 from rewired.text import MIX
@@ -162,7 +162,9 @@ def _convert(
             refit=refit_request(refit, calibrate, refit_tokens, spill),
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
-        with _progress() as on_bytes, _live_fits() as on_layer:
+        with Bars() as bars:
+            from .report import FitTable
+
             done = convert(
                 source,
                 out,
@@ -170,9 +172,9 @@ def _convert(
                 revision=revision,
                 dry_run=dry_run,
                 force=force,
-                on_bytes=on_bytes,
-                on_layer=on_layer,
-                on_cost=lambda cost: print(cost.note(), file=sys.stderr, flush=True),
+                on_bytes=partial(bars.show_bytes, "writing weights"),
+                on_layer=FitTable(bars).add,
+                on_cost=lambda cost: bars.print(cost.note()),
             )
         address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
         _print_conversion(done, dry_run, as_json, address)
@@ -198,45 +200,6 @@ def _info(
 
             notes = notes_on_rotation(checkpoint.config.get(RECORD))
             print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Counts copied bytes on stderr, from the first one on."""
-    with ExitStack() as stack:
-        bars: list[Any] = []
-
-        def on_bytes(count: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(_bar()))
-                bars[0].add_task("copying weights", total=None)
-            bars[0].advance(0, count)
-
-        yield on_bytes
-
-
-@contextmanager
-def _live_fits() -> Iterator[Callable[..., None]]:
-    """A table on stderr that grows with every layer fitted, from the first one on."""
-    with ExitStack() as stack:
-        tables: list[Any] = []
-
-        def on_layer(*layer: Any) -> None:
-            if not tables:
-                from .report import FitTable
-
-                tables.append(stack.enter_context(FitTable()))
-            tables[0].add(*layer)
-
-        yield on_layer
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _push_folder(

@@ -26,7 +26,7 @@ from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
 from .changed_weights import check_basis, check_gains
-from .job import Job
+from .job import Job, OnBytes
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
@@ -55,17 +55,17 @@ def convert(
     revision: str | None = None,
     dry_run: bool = False,
     force: bool = False,
-    on_bytes: Callable[[int], None] = lambda count: None,
+    on_bytes: OnBytes = lambda count, total: None,
     on_layer: OnLayer = lambda layer, layers, fits: None,
     on_cost: Callable[[Cost], None] = lambda cost: None,
 ) -> Conversion:
     """Write `source`, rewired as `request` says, to the folder `out`; weights are linked where they can be.
 
-    `on_bytes` hears how many bytes of weights were copied, `on_cost` what a refit that begins will take, and `on_layer`
-    of each layer that it has done: its number, how many there are, and a `rewired.refit.fitting.Fit` for each of its
-    modules that were fitted. What a refit had finished when it was interrupted is kept beside `out`, and the same call
-    goes on with it. Raises ValueError with one sentence when the source, the request or the destination is unfit; then
-    nothing is written.
+    `on_bytes` hears how many bytes more of weights are written, and of how many in all; `on_cost` what a refit that
+    begins will take; and `on_layer` of each layer that it has done: its number, how many there are, and a
+    `rewired.refit.fitting.Fit` for each of its modules that were fitted. What a refit had finished when it was
+    interrupted is kept beside `out`, and the same call goes on with it. Raises ValueError with one sentence when the
+    source, the request or the destination is unfit; then nothing is written.
     """
     request = request or Request()
     if request.dtype is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from rewired.sources import Source
 
 from .plan import Plan
 from .request import Request
+
+OnBytes = Callable[[int, int], None]  # hears how many bytes more of weights are written, and of how many in all
 
 
 @dataclass(frozen=True)

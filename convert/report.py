@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from rewired.progress import Bars
 from rewired.quantities import count
+from rewired.tables import new_table
 
 from .traffic import LayerTable, Traffic
 
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> None:
     """Layer by layer: wiring, all-reduces a token, those that are waited for, bytes sent."""
     console = Console(markup=False)
-    grid = Table(title=title, title_justify="left")
-    for heading in ("layers", "wiring"):
-        grid.add_column(heading)
-    for heading in (
-        "all-reduces\na token",
-        "of which\nwaited for",
-        f"sent a token and\nrank, {count(table.tp_shards, 'shard')}",
-    ):
-        grid.add_column(heading, justify="right")
+    sent = f"sent a token and\nrank, {count(table.tp_shards, 'shard')}"
+    headings = ("layers", "wiring", "all-reduces\na token", "of which\nwaited for", sent)
+    grid = new_table(title, headings, words=2)
     for layers, wiring, traffic in table.rows:
         grid.add_row(layers, wiring, *_cells(traffic))
     grid.add_section()
@@ -41,30 +35,24 @@ def print_table(title: str, table: LayerTable, notes: Sequence[str] = ()) -> Non
 
 
 class FitTable:
-    """A refit's progress on stderr, layer by layer: each module's error on held-out tokens before and after its fit."""
+    """A refit's progress, layer by layer: each module's error on held-out tokens before and after its fit."""
 
-    def __init__(self) -> None:
-        self.progress = Progress(console=Console(stderr=True), transient=True)
-        self.task = self.progress.add_task("layers", total=None)
-
-    def __enter__(self) -> FitTable:
-        self.progress.start()
-        self.progress.console.print("Mean square errors on held-out tokens, in units of the original's stream:")
-        self._print("layer", "module", "its gain", "what it reads", "its neurons", "the stream after")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
+    def __init__(self, bars: Bars) -> None:
+        self.bars, self.is_begun = bars, False
 
     def add(self, layer: int, layers: int, fits: Sequence[Fit]) -> None:
         """Layer number `layer` of `layers` is done."""
-        self.progress.update(self.task, total=layers, completed=layer + 1)
+        if not self.is_begun:
+            self.is_begun = True
+            self.bars.print("Mean square errors on held-out tokens, in units of the original's stream:")
+            self._print("layer", "module", "its gain", "what it reads", "its neurons", "the stream after")
+        self.bars.show("layers", layer + 1, layers)
         for fit in fits:
             parts = (fit.gain, fit.input, fit.placement, fit.output)
             self._print(str(fit.layer), fit.module, *("" if errors is None else _errors(errors) for errors in parts))
 
     def _print(self, layer: str, module: str, *cells: str) -> None:
-        self.progress.console.print(f"{layer:>5} {module:<9}", *(f"{cell:<15}" for cell in cells), highlight=False)
+        self.bars.print(" ".join([f"{layer:>5} {module:<9}", *(f"{cell:<15}" for cell in cells)]))
 
 
 def _errors(errors: Errors) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from rewired.ranks import choose_device
 from rewired.rotate.request import BASIS_FILE, RECORD
 
 from .disk_space import check_space
-from .job import Job
+from .job import Job, OnBytes
 from .rotation import text_of
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _SCRATCH = ".rotated"
 
 
-def rotate(job: Job, staging: Path, on_bytes: Callable[[int], None]) -> Job:
+def rotate(job: Job, staging: Path, on_bytes: OnBytes) -> Job:
     """`job` with rotated weights, which are in `staging` until `discard_rotated`; leaves the basis there.
 
     Raises ValueError for weights that cannot be rotated, and where they do not fit on the disk.

@@ -13,14 +13,14 @@ from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.tensors import read_tensor, save_tensors, write_index
 
 from .disk_space import check_space
-from .job import Job
+from .job import Job, OnBytes
 
 # a single file cannot have an index beside it: transformers would not look at the index
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
 _CHUNK = 16 << 20  # bytes copied at a time
 
 
-def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: Callable[[int], None]) -> None:
+def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: OnBytes) -> None:
     """Fill `staging` with the weights of `job`; tensors that were `fitted` come from the files named there.
 
     Files in which no tensor changes are linked, where that can be; the others are written anew.
@@ -34,9 +34,13 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
     copy = job.request.copy or not _can_link(files[0], staging)
     sizes = [file.stat().st_size for file in (files if copy else changed)]
     check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+
+    def on_part(count: int) -> None:
+        on_bytes(count, sum(sizes))
+
     if changed:
-        _rewrite(changed, staging, dtype, fitted, on_bytes)
-    _place(unchanged, staging, copy, on_bytes)
+        _rewrite(changed, staging, dtype, fitted, on_part)
+    _place(unchanged, staging, copy, on_part)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
         _gather(new, _free(staging / _NEW))

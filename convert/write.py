@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import model_card
-from .job import Job
+from .job import Job, OnBytes
 from .weights import write_weights
 
 
@@ -30,7 +30,7 @@ def write(
     notes: Sequence[str],
     fitted: Mapping[str, Path],
     staging: Path,
-    on_bytes: Callable[[int], None],
+    on_bytes: OnBytes,
 ) -> list[str]:
     """Fill `staging` with all that belongs into the output; tensors that were `fitted` come from the files named there.
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from transformers import AutoConfig
 from transformers.utils import logging
 
 from rewired.divergence import Divergence, divergence
+from rewired.progress import Progress, announce
 from rewired.ranks import run_on_ranks
 from rewired.text.windows import windows_of
 
@@ -104,7 +103,7 @@ def run_tasks(
     tasks = harness.load_tasks([each.entry for each in pending], rows, runs_code)
     with _asked(model, tokenizer_of, runner) as askable:
         for number, (task, file) in enumerate(zip(tasks, [each.file for each in pending], strict=True), start=1):
-            _say(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
+            announce(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
             with _explain_oom():
                 logs = harness.run_task(askable(task), task, runs_code)
             if _is_first_rank():
@@ -118,8 +117,8 @@ def compare(original: Model, others: Sequence[Model], text: str, tokens: int, ru
     divergences = []
     for other in others:
         loaded = _load(other, runner)
-        with _explain_oom(), _bar(f"{other.name}: divergence", len(windows)) as advance:
-            divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, advance))
+        with _explain_oom(), Progress(f"{other.name}: divergence of window", len(windows)) as progress:
+            divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance))
         del loaded
         _free_memory()
     return divergences
@@ -161,18 +160,6 @@ def _free_memory() -> None:
 
 def _is_first_rank() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-
-
-def _say(sentence: str) -> None:
-    if _is_first_rank():
-        print(sentence, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar(label: str, total: int) -> Iterator[Callable[[], None]]:
-    with Progress(console=Console(stderr=True), transient=True, disable=not _is_first_rank()) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda: progress.advance(task)
 
 
 @contextmanager

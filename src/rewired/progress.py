@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from rewired.quantities import size
+
 _EVERY = 30.0  # seconds between two lines
 _LONG = 5.0  # seconds after which the first one comes
 
@@ -18,6 +20,59 @@ def announce(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
 
+class Bars:
+    """A bar for each work that is shown, from the first one on, and lines above them; elsewhere than on a terminal, the
+    lines alone."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+        console = Console(stderr=True, markup=False)
+        self.progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.tasks:
+            self.progress.stop()
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.progress.console.is_terminal
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """So many parts are done of a work."""
+        self._update(what, f"{done}/{total}", total=total, completed=done)
+
+    def show_bytes(self, what: str, count: int, total: int) -> None:
+        """So many bytes more of `total` are done; after the last one, another such work begins."""
+        task = self.progress.tasks[self.tasks[what]] if what in self.tasks else None
+        done = count if task is None or task.finished else int(task.completed) + count
+        self._update(what, f"{size(done)} of {size(total)}", total=total, completed=done)
+
+    def spin(self, what: str) -> None:
+        """Say what is done just now, in place of what was before."""
+        self._update("", "", description=what)
+
+    def print(self, line: str) -> None:
+        self.progress.console.print(line, soft_wrap=True, highlight=False)
+
+    def _update(self, what: str, amount: str, **changes: Any) -> None:
+        if not self.is_terminal:
+            return
+        if not self.tasks:
+            self.progress.start()
+        if what not in self.tasks:
+            self.tasks[what] = self.progress.add_task(what, total=None, amount=amount)
+        self.progress.update(self.tasks[what], amount=amount, **changes)
+
+
 class Progress:
     """`total` parts of a work, told as they are done: `with Progress("refit: layer", 30) as progress`.
 
@@ -26,24 +81,23 @@ class Progress:
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done = what, total, 0
-        self.bar: Any = None
+        self.bars: Bars | None = None
         self.began = self.told = 0.0
 
     def __enter__(self) -> Progress:
         self.began = time.monotonic()
         self.told = self.began + _LONG - _EVERY
         if _is_first_rank() and sys.stderr.isatty():
-            from tqdm.auto import tqdm
-
-            self.bar = tqdm(desc=self.what, total=self.total, leave=False, dynamic_ncols=True)
+            self.bars = Bars()
+            self.bars.show(self.what, 0, self.total)
         return self
 
     def advance(self) -> None:
         """One part more is done."""
         self.done += 1
         now = time.monotonic()
-        if self.bar is not None:
-            self.bar.update()
+        if self.bars is not None:
+            self.bars.show(self.what, self.done, self.total)
         elif now >= self.told + _EVERY:
             self.told = now
             announce(f"{self.what} {self.done} of {self.total}, {self._rest(now - self.began)}")
@@ -51,8 +105,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        if self.bars is not None:
+            self.bars.__exit__(kind, error, trace)
 
     def _rest(self, passed: float) -> str:
         left = passed / self.done * (self.total - self.done)

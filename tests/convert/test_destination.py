@@ -133,7 +133,7 @@ def test_where_a_link_fails_a_copy_is_made(
 
     monkeypatch.setattr(os, "link", refuse)
     counts: list[int] = []
-    convert(source, tmp_path / "out", LINK, on_bytes=counts.append)
+    convert(source, tmp_path / "out", LINK, on_bytes=lambda count, total: counts.append(count))
     assert {path.stat().st_nlink for path in (tmp_path / "out").glob("*.safetensors")} == {1}
     assert weights(tmp_path / "out") == weights(source)
     assert sum(counts) == size_of_weights(source)
@@ -159,7 +159,7 @@ def test_too_little_space_for_copies_is_found_before_anything_is_written(
 ) -> None:
     leave_free(monkeypatch, size_of_weights(source) - 1)
     with pytest.raises(ValueError, match="No space left"):
-        convert(source, tmp_path / "out", COPY, on_bytes=lambda count: pytest.fail("weights were written"))
+        convert(source, tmp_path / "out", COPY, on_bytes=lambda *_: pytest.fail("weights were written"))
     assert list(tmp_path.iterdir()) == [source.parent]
     convert(source, tmp_path / "out", LINK)  # takes no space
 
@@ -235,7 +235,7 @@ def test_what_appears_at_out_meanwhile_is_not_replaced_unasked(source: Path, tmp
     """Copying takes minutes, in which the user, or another conversion, may write there."""
     out = tmp_path / "out"
 
-    def write_there(count: int) -> None:
+    def write_there(count: int, total: int) -> None:
         out.mkdir(exist_ok=True)
         (out / "thesis.txt").write_text("years")
 

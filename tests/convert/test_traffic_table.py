@@ -88,4 +88,4 @@ def test_the_table_of_one_shard(source: Path) -> None:
     printed = run(
         "convert", "tiny-llama", "--dry-run", "--ladder-layers", "2-4", "--tp-shards", "1", cwd=source.parent
     ).stdout
-    assert "rank, 1 shard " in printed
+    assert "rank, 1 shard\n" in printed

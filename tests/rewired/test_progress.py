@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rewired import progress
-from rewired.progress import Progress, announce
+from rewired.progress import Bars, Progress, announce
 
 
 class Terminal(io.StringIO):
@@ -55,4 +55,16 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     with Progress("row", 2) as told:
         told.advance()
-    assert "row" in terminal.getvalue() and "0/2" in terminal.getvalue() and "\n" not in terminal.getvalue()
+        assert "row" in terminal.getvalue() and "0/2" in terminal.getvalue() and "\n" not in terminal.getvalue()
+    assert "1/2" in terminal.getvalue() and "row 1 of 2" not in terminal.getvalue()
+
+
+def test_bytes_have_a_total_and_a_second_work_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Bars() as bars:
+        told = []
+        for count, total in ((10**6, 3 * 10**6), (2 * 10**6, 3 * 10**6), (10**6, 2 * 10**6)):
+            bars.show_bytes("writing", count, total)
+            told.append(bars.progress.tasks[0].fields["amount"])
+    assert told == ["1 MB of 3 MB", "3 MB of 3 MB", "1 MB of 2 MB"]

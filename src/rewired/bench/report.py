@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rewired.tables import new_table
+
 from .contenders import NONE, STANDARD, STOCK
 from .request import VLLM
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
@@ -80,13 +82,10 @@ def print_report(results: Mapping[str, Any]) -> None:
     """The tables and how to read them."""
     from rich.console import Console
 
-    from rewired.plan.report import grid_of
-
     console = Console(markup=False)
-    for table in tables(results):
-        grid = grid_of(table.title, [heading.replace(" ", "\n") for heading in table.headings])
-        grid.columns[0].justify = "left"
-        for row in table.rows:
+    for each in tables(results):
+        grid = new_table(each.title, [heading.replace(" ", "\n") for heading in each.headings])
+        for row in each.rows:
             grid.add_row(*row)
         console.print(grid)
     for line in [*verdicts(results), READING]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from rewired.tables import new_table
+
 from .grids import GridPlan
 from .hardware import Hardware
-from .report import grid_of
 
 
 def print_grids(
@@ -18,7 +19,7 @@ def print_grids(
     console = Console(markup=False)
     title = f"{model}, a step of {batch} x {tokens} tokens on {nodes}x{gpus_per_node} {sheet.title}, milliseconds"
     sizes = ("tp", "fsdp", "replicate")
-    grid = grid_of(title, [*sizes, "all comm.", "activations", "weights", "gradients", "compute", "GB"])
+    grid = new_table(title, [*sizes, "all comm.", "activations", "weights", "gradients", "compute", "GB"], words=0)
     for each in plan.grids:
         seconds = each.communication, each.tensor, each.weights, each.gradients, each.compute
         cells = (str(size) for size in (each.tp, each.fsdp, each.replicate))

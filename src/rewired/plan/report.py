@@ -8,6 +8,7 @@ from typing import Any
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
 from rewired.quantities import count
+from rewired.tables import new_table
 
 from .caat import best_share, capacity
 from .compute import Rank, Step
@@ -53,21 +54,9 @@ def print_plan(plan: Ranking, explain: bool) -> None:
 def _table(plan: Ranking, batch: int, cache: float) -> Any:
     memory = f"{plan.weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache on each GPU"
     headings = ("TTFT\nms", "token\nms", "tokens\n/s", "speedup", "range", "waits\n/token", "KiB", "KL")
-    grid = grid_of(f"batch {batch}: {memory}", ["wiring", *headings])
-    grid.columns[0].justify = "left"
+    grid = new_table(f"batch {batch}: {memory}", ["wiring", *headings])
     for row in shown([row for row in plan.rows if row.batch == batch]):
         grid.add_row(*_cells(row))
-    return grid
-
-
-def grid_of(title: str, headings: Sequence[str]) -> Any:
-    """An empty table that fits a narrow terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
     return grid
 
 
@@ -93,7 +82,7 @@ def _cells(row: Priced) -> tuple[str, ...]:
 
 def _print_layer(console: Any, plan: Ranking) -> None:
     headings = ("batch", "pass", "attention", "overhead", "MLP", "overhead", "all-reduce", "hidden")
-    grid = grid_of("where the time of a layer goes, microseconds", headings)
+    grid = new_table("where the time of a layer goes, microseconds", headings, words=0)
     engine = plan.machine.engine
     for batch in plan.caches:
         for name, layer in layer_times(plan, batch).items():

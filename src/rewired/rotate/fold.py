@@ -35,16 +35,18 @@ def write_rotated(
     folder: Path,
     config: Mapping[str, Any],
     dtype: str | None = None,
-    on_bytes: Callable[[int], None] = lambda count: None,
+    on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Checkpoint:
     """Write the weights of `checkpoint` in the `basis` R, [H, H], into the empty `folder`, and its `config`.
 
     They are computed where the basis is, and stored in the dtypes that they had, or in `dtype`. A tied head becomes a
-    matrix of its own, beside the embedding. One file is in memory at a time; `on_bytes` hears how many bytes each has.
+    matrix of its own, beside the embedding. One file is in memory at a time; `on_bytes` hears how many bytes
+    each of the original's has, and all of them.
     """
     files = {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
     head = HEAD if HEAD in files else EMBEDDING  # transformers, too, reads one that is there
     folding = _Folding(files, basis, head, getattr(torch, dtype) if dtype else None)
+    total = sum(path.stat().st_size for path in checkpoint.weight_files())
     for path in checkpoint.weight_files():
         with safe_open(path, framework="pt") as file:
             names, metadata = set(file.keys()), file.metadata()
@@ -52,7 +54,7 @@ def write_rotated(
             names.add(HEAD)
         save_tensors({name: folding.tensor(name) for name in sorted(names)}, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
-        on_bytes((folder / path.name).stat().st_size)
+        on_bytes(path.stat().st_size, total)
     if (checkpoint.folder / INDEX).is_file():
         write_index(folder, read_json(checkpoint.folder / INDEX).get("metadata", {}))
     rotated = dict(config) | {"tie_word_embeddings": False}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rewired.cli import report_errors
 from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
+from rewired.progress import Bars
+from rewired.tables import new_table
 from rewired.text import MIX
 
 if TYPE_CHECKING:
@@ -78,7 +81,9 @@ def _select(
     ```
     """
     interrupted = "interrupted; what is scored is kept: the same command goes on with them."
-    with report_errors("rewired select", interrupted), _Progress() as progress:
+    with report_errors("rewired select", interrupted), Bars() as bars:
+        if bars.is_terminal:  # a log has one sentence where something is refused
+            bars.spin("reading the model and the text")
         from .request import SelectRequest
         from .select import estimate, select
 
@@ -92,56 +97,25 @@ def _select(
             request,
             revision=revision,
             force=force,
-            on_score=progress.scored,
-            on_step=progress.step,
-            on_layer=lambda name, layer, layers: progress.show(f"refitting {name}", layer + 1, layers),
+            on_score=partial(_scored, bars),
+            on_step=partial(_step, bars),
+            on_layer=lambda name, layer, layers: bars.show(f"refitting {name}", layer + 1, layers),
         )
     _print(done, request.names, _conversion(done, source, request, revision))
 
 
-_NOW = "now"  # the task of what is done just now
+def _step(bars: Bars, what: str) -> None:
+    """Say what begins; sentences, as that on the cost, stay."""
+    if what.endswith(".") or not bars.is_terminal:
+        bars.print(what)
+    else:
+        bars.spin(what)
 
 
-class _Progress:
-    """On stderr, a bar for each thing that goes over the layers and a line for each score, and what is done just now: a
-    spinner or, where there is no terminal, a line each time."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> _Progress:
-        if self.progress.console.is_terminal:  # a log has one sentence where something is refused
-            self.step("reading the model and the text")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.tasks:
-            self.progress.stop()
-
-    def step(self, what: str) -> None:
-        """Say what begins; sentences, as that on the cost, stay."""
-        if what.endswith(".") or not self.progress.console.is_terminal:
-            self.progress.console.print(what, soft_wrap=True, highlight=False)
-        else:
-            self.show(_NOW, 0, None)
-            self.progress.update(self.tasks[_NOW], description=what)
-
-    def scored(self, name: str, layer: int, layers: int, score: LayerScore) -> None:
-        self.show(f"scoring {name}", layer + 1, layers)
-        pair = "" if score.pair is None else f", with the next one {score.pair:.4f}"
-        self.progress.console.print(f"{name}, layer {layer}: KL {score.single:.4f}{pair}", highlight=False)
-
-    def show(self, what: str, done: int, of: int | None) -> None:
-        if not self.tasks:
-            self.progress.start()
-        if what not in self.tasks:
-            self.tasks[what] = self.progress.add_task(what, total=of)
-        self.progress.update(self.tasks[what], completed=done)
+def _scored(bars: Bars, name: str, layer: int, layers: int, score: LayerScore) -> None:
+    bars.show(f"scoring {name}", layer + 1, layers)
+    pair = "" if score.pair is None else f", with the next one {score.pair:.4f}"
+    bars.print(f"{name}, layer {layer}: KL {score.single:.4f}{pair}")
 
 
 def _conversion(done: Selection, source: str, request: SelectRequest, revision: str | None) -> str:
@@ -155,17 +129,15 @@ def _conversion(done: Selection, source: str, request: SelectRequest, revision: 
 
 def _print(done: Selection, names: Sequence[str], command: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(markup=False)
-    grid = Table(title="KL(original || only this layer rewired), refitted", title_justify="left")
-    for heading in ("layer", *names, "chosen"):
-        grid.add_column(heading, justify="right")
+    grid = new_table("KL(original || only this layer rewired), refitted", ("layer", *names, "chosen"), words=0)
     for layer, own in enumerate(done.choice):
         scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
         grid.add_row(str(layer), *scores, "" if own == "standard" else own)
     console.print(grid)
-    grid = Table("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
+    headings = ("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
+    grid = new_table(None, headings, words=2)
     for each in done.candidates:
         wiring = wiring_text(parse_regions(each.wiring, len(done.choice)))
         grid.add_row(each.name, wiring, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
