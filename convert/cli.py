@@ -188,10 +188,7 @@ def _info(
     """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
     with report_errors("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
-        shape = checkpoint.shape
-        tp_shards = shape.default_shards() if checkpoint.tp_shards is None else checkpoint.tp_shards
-        shape.check_shards(tp_shards)
-        table = LayerTable.of(checkpoint.wiring, tp_shards, checkpoint.dtype)
+        table = LayerTable.of(checkpoint.wiring, checkpoint.shards(), checkpoint.dtype)
         if as_json:
             kind = {"model_type": checkpoint.config["model_type"], "rotation": checkpoint.config.get(RECORD)}
             print(json.dumps(kind | table.to_json(), indent=2))

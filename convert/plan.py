@@ -37,8 +37,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     wiring = checkpoint.wiring.rewire(request.wiring)
     if request.to_llama and wiring.rewired_regions:
         raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
-    tp_shards = next(r for r in (request.tp_shards, checkpoint.tp_shards, shape.default_shards()) if r is not None)
-    shape.check_shards(tp_shards)
+    tp_shards = checkpoint.shards(request.tp_shards)
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [_note_on_shards(checkpoint, request, wiring, tp_shards)], None

@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _measure(mask: Mask, source: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
-    shards = Checkpoint.open(source).shape.default_shards()
+    shards = Checkpoint.open(source).shards()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     masked = MaskedReductions(model, mask, shards)
     row = {"name": mask.name, **asdict(mask), "bytes": round(mask.bytes(len(masked.linears)), 4)}

@@ -53,6 +53,15 @@ class Checkpoint:
         """The number of logical shards that the config records; None for a dense one."""
         return self.config.get("tp_shards")
 
+    def shards(self, asked: int | None = None) -> int:
+        """The logical shards of a model made of it: those `asked` for, or its own, or else the shape's default.
+
+        Raises ValueError where one of the model's sizes is no multiple of them.
+        """
+        shards = next(r for r in (asked, self.tp_shards, self.shape.default_shards()) if r is not None)
+        self.shape.check_shards(shards)
+        return shards
+
     @property
     def dtype(self) -> str:
         """What the config says its weights are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from trl import SFTConfig
@@ -26,7 +27,7 @@ class CommKeys:
     def __post_init__(self) -> None:
         _ = self.options
 
-    @property
+    @cached_property
     def options(self) -> Comm | None:
         """What `comm` says, if it is given."""
         return None if self.comm is None else Comm.from_recipe(self.comm)

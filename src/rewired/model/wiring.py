@@ -60,7 +60,7 @@ class Wiring:
         taken = {index for region in new for index in region.module_indices}
         kept = [region.without(taken) for region in self.rewired_regions]
         regions = complete([region for region in kept if region.ranges] + new, self.num_layers)
-        return Wiring.from_json([region.to_json() for region in regions], self.num_layers, self.hidden_size)
+        return Wiring(tuple(regions), self.num_layers, self.hidden_size)
 
     @property
     def layers(self) -> list[tuple[ModuleWiring, ModuleWiring]]:

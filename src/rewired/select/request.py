@@ -88,9 +88,7 @@ def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
                 f"--bytes {request.bytes:g} does not fit: it is a share below 1 of what the dense model's all-reduces "
                 f"carry, and with all layers {' or '.join(request.names)} it is {share:.3f}."
             )
-    tp_shards = checkpoint.shape.default_shards() if request.tp_shards is None else request.tp_shards
-    checkpoint.shape.check_shards(tp_shards)
-    return tp_shards
+    return checkpoint.shards(request.tp_shards)
 
 
 def default_name(source: Source, request: SelectRequest) -> str:
