@@ -115,6 +115,14 @@ def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
         CellFile(tmp_path, other)
 
 
+def test_nor_is_another_model_in_the_same_folder(tmp_path: Path) -> None:
+    CellFile(tmp_path, REQUEST, {"config.json": "a"}).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    assert CellFile(tmp_path, REQUEST, {"config.json": "a"}).is_done(2, 1)
+    for other in ({"config.json": "b"}, None):
+        with pytest.raises(ValueError, match="with another config or weights: give another --out"):
+            CellFile(tmp_path, REQUEST, other)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"request": {}, "tp": 2}', "\xff"])
 def test_a_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "measured.jsonl").write_text(content, encoding="latin-1")

@@ -37,13 +37,19 @@ class Cell:
 class CellFile:
     """The file of cells that are done."""
 
-    def __init__(self, folder: Path, request: BenchRequest) -> None:
-        """Raises ValueError where the folder holds those of another request, or a file that is no such."""
+    def __init__(self, folder: Path, request: BenchRequest, content: Mapping[str, str] | None = None) -> None:
+        """`content` has the SHA-256 of the model's files: another model may lie under the same name.
+
+        Raises ValueError where the folder holds those of another request or model, or a file that is no such.
+        """
         self.file, self.request = folder / "measured.jsonl", json.loads(json.dumps(asdict(request)))
+        if content is not None:
+            self.request["config or weights"] = dict(content)
         self.cells: list[Cell] = []
         for recorded, cell in self._recorded():
             if recorded != self.request:
-                differs = [name for name, value in self.request.items() if recorded.get(name) != value]
+                names = recorded | self.request
+                differs = [name for name in names if recorded.get(name) != self.request.get(name)]
                 raise ValueError(
                     f"{folder} holds another bench, with another {' and '.join(differs)}: give another --out, or the "
                     "options of that one to go on with it."

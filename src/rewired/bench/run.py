@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rewired.checkpoint import provenance
 from rewired.checkpoint.llama import LlamaShape
 from rewired.plan.shapes import find_checkpoint, named_shape
 from rewired.progress import announce
@@ -49,7 +50,8 @@ def bench(
         check_memory(request, model.shape, tp, max(batches), len(rivals))
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
-    measured = CellFile(out, request)
+    content = provenance.content(model.folder) if model.folder else None
+    measured = CellFile(out, request, content)
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     for tp in tp_sizes:
@@ -57,7 +59,7 @@ def bench(
         profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
         if missing or profile:
             _measure(_job(request, model, rivals, tp, profile), missing, measured)
-            measured = CellFile(out, request)
+            measured = CellFile(out, request, content)
         if profile and torchrun.is_first_rank():
             names = [rival.name for rival in rivals]
             profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")

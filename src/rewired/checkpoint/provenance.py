@@ -25,6 +25,11 @@ def record(source: Source, folder: Path, revision: str | None = None) -> dict[st
     }
 
 
+def content(folder: Path) -> dict[str, str]:
+    """The SHA-256 of a checkpoint's config and weights, by their files' names."""
+    return {path.name: digest(path) for path in (folder / "config.json", *Checkpoint.open(folder).weight_files())}
+
+
 def find(base: Mapping[str, Any], made: Path) -> Path:
     """The folder of the `base` that the config of `made` names. Raises ValueError where it is not what it was."""
     name, revision = base["name"], base.get("revision")
