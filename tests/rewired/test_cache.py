@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,16 @@ def test_a_big_file_is_hashed_once_and_again_when_it_changes(tmp_path: Path, mon
     file.write_bytes(b"other weights")
     assert cache.digest(link) == hashlib.sha256(b"other weights").hexdigest()
     assert hashed == [file, link]
+
+
+def test_a_file_unpacked_anew_in_the_same_size_and_time_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inode may be the deleted one's."""
+    monkeypatch.setattr(cache, "_SMALL", 0)
+    monkeypatch.setattr(cache, "_END", 4)
+    file = tmp_path / "big"
+    for content in (b"----weights----", b"----WEIGHTS----", b"!---WEIGHTS----", b"!---WEIGHTS---!"):
+        file.write_bytes(content)  # the same inode
+        os.utime(file, ns=(0, 0))
+        assert cache.digest(file) == hashlib.sha256(content).hexdigest()
