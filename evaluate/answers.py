@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import rewired.model
 from rewired.cache import cache_folder
@@ -59,6 +63,36 @@ def read(file: Path) -> Logs:
         return [json.loads(line) for line in lines]
 
 
+def known(file: Path, task: Task) -> Logs | None:
+    """The answers to `task` in `file`; None where it is missing or, as is said on stderr, does not hold all of them."""
+    if not file.is_file():
+        return None
+    try:
+        logs = _checked(file)
+        for log in logs:
+            if task.metric and log["filter"] == task.filter:
+                np.array(task.metric.parts(log["metrics"]), dtype=float).reshape(-1, 2)
+        distinct = {(log["task"], log["filter"], log["id"]) for log in logs}
+        if len(distinct) == len(logs) and Counter((of, filtered) for of, filtered, _ in distinct) == task.answers:
+            return logs
+        problem = f"{file} holds {len(distinct)} answers to {task.entry.task} and not {task.answers.total()}."
+    except (ValueError, KeyError, TypeError):
+        problem = f"{file} does not hold a model's answers to {task.entry.task}."
+    print(f"{problem} It is measured anew.", file=sys.stderr)
+    return None
+
+
+def _checked(file: Path) -> Logs:
+    """What `read` gives. Raises ValueError, which names the file, if it is no model's answers."""
+    try:
+        logs = read(file)
+        if logs and all(log.keys() >= {"id", "filter", "metrics", "doc", "responses"} for log in logs):
+            return logs
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise ValueError(f"{file} does not hold a model's answers: it is damaged, or not ours.")
+
+
 def write(file: Path, logs: Logs) -> None:
     """Write the logs atomically: a reader never sees half a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,13 +132,7 @@ class Earlier:
         file = sample_file(self.folder, self.name, title)
         if not file.is_file():
             raise ValueError(f"The results in {self.folder} have no {title} of {self.name}: leave the task out.")
-        try:
-            logs = read(file)
-            if not all(log.keys() >= {"id", "filter", "metrics", "doc", "responses"} for log in logs):
-                raise ValueError("something is missing")
-        except (ValueError, AttributeError, RecursionError):
-            raise ValueError(f"{file} does not hold a model's answers: it is damaged, or not ours.") from None
-        return logs
+        return _checked(file)
 
 
 def sample_file(results: Path, model: str, title: str) -> Path:

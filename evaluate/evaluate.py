@@ -157,18 +157,20 @@ def _collect_logs(
     real = [model for model in models if isinstance(model, Model)]
     for model in real:
         files = {task.entry.title: answers.cache_file(model, task, settings) for task in tasks}
-        pending = [
-            PendingTask(task.entry, file)
-            for task, file in zip(tasks, files.values(), strict=True)
-            if request.fresh or not file.is_file()
-        ]
+        pending = []
+        for task, (title, file) in zip(tasks, files.items(), strict=True):
+            known = None if request.fresh else answers.known(file, task)
+            if known is None:
+                pending.append(PendingTask(task.entry, file))
+            else:
+                logs[title][model.name] = known
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
             runner.run_tasks(model, real[0], pending, request.data, request.runs_code)
-        for title, file in files.items():
-            logs[title][model.name] = answers.read(file)
+        for each in pending:
+            logs[each.entry.title][model.name] = answers.read(each.file)
     return logs
 
 
