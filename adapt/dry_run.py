@@ -12,8 +12,8 @@ import yaml
 from transformers import Trainer
 
 from rewired import quantities
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.configuration import RewiredConfig
+from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.sources import find_source
 
 from .data.steps import TrainingSteps
@@ -43,7 +43,7 @@ def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
     return "\n".join([*lines, _parameters(stage.recipe, checked.student), _memory(stage, checked.student)])
 
 
-def _parameters(recipe: Recipe, model: RewiredLlamaForCausalLM) -> str:
+def _parameters(recipe: Recipe, model: RewiredForCausalLM) -> str:
     layers = rewired_layers(model.config)
     which = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
     if recipe.train == LORA:
@@ -51,7 +51,7 @@ def _parameters(recipe: Recipe, model: RewiredLlamaForCausalLM) -> str:
     return f"Trained: {which}, {_count(model, is_trained=True):,} of {_count(model):,} parameters."
 
 
-def _memory(stage: Stage, model: RewiredLlamaForCausalLM) -> str:
+def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
     """The memory of one device."""
     recipe, config = stage.recipe, stage.config
     dtype = _dtype(config)
@@ -87,15 +87,16 @@ def _optimizer_bytes(config: Any, dtype: torch.dtype) -> float:
     return sum(moment.nbytes for moment in moments) / _SAMPLE
 
 
-def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredLlamaForCausalLM) -> int:
+def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> int:
     """Bytes on one device of the original's weights that are not the student's own."""
     if not (recipe.distills or config.eval_steps):
         return 0
-    changed, ends_changed = changed_before(cast(RewiredLlamaConfig, model.config))
+    changed, ends_changed = changed_before(cast(RewiredConfig, model.config))
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
-    embedding = [model.model.embed_tokens] if first < 0 or recipe.is_sharded else []
-    parts = [(torch.nn.ModuleList([model.model.norm, model.lm_head, *embedding]), ends_changed)]
-    parts += [(layer, n in changed) for n, layer in enumerate(model.model.layers) if n >= first]
+    embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or recipe.is_sharded else []
+    ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
+    parts = [(torch.nn.ModuleList(ends), ends_changed)]
+    parts += [(layer, n in changed) for n, layer in enumerate(model.base.decoder_layers) if n >= first]
     copies = [copy for part, is_changed in parts for copy in _copied(part, is_changed or recipe.is_sharded)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.integrations import get_reporting_integration_callbacks
 
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.text.tokenizer import load_tokenizer
 
 from .data.corpus import Corpus, load
@@ -27,7 +27,7 @@ class CheckedStage(NamedTuple):
     `student` has no weights; `held_out` are the texts, each [T], that `eval_steps` measures on, none without it.
     """
 
-    student: RewiredLlamaForCausalLM
+    student: RewiredForCausalLM
     tokenizer: Any
     corpus: Corpus
     held_out: list[torch.Tensor]

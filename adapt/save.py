@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
-from rewired.checkpoint.rewired_llama import AUTO_MAP, write_code
+from rewired.checkpoint.rewired_config import auto_map, write_code
+from rewired.checkpoint.shape import family_in
 from rewired.convert.destination import staged_folder
 from rewired.model.version import VERSION
 from rewired.sources import checkpoint_folder
@@ -38,10 +39,11 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     history = trainer.state.log_history
     earlier = _trained_folder(stage.recipe.model)
     readme = card(start.folder, earlier, final.parent.name, start.name, stage.given, history, record, notes)
-    config |= {"auto_map": AUTO_MAP, "wiring_version": VERSION, RECORD: record}
+    family = family_in(config)
+    config |= {"auto_map": auto_map(family), "wiring_version": VERSION, RECORD: record}
     with staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
-        write_code(staging)  # a start that was fetched from the hub brings none
+        write_code(family, staging)  # a start that was fetched from the hub brings none
         if stage.given.get("chat_template_path"):
             template = trainer.processing_class.chat_template
             (staging / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -70,9 +72,9 @@ def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, t
     if isinstance(model, PeftModel):
         model = model.merge_and_unload()
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
-    tensors = {}
+    tensors, head = {}, f"{model.family.head}.weight"
     for name, tensor in model.state_dict().items():
-        if not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
+        if not (name == head and config.get("tie_word_embeddings")):
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if trainer.is_world_process_zero():
                 tensors[name] = whole.to("cpu", dtype, copy=True).contiguous()

@@ -14,12 +14,13 @@ import torch
 
 from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.changed_weights import check_gains
 from rewired.convert.plan import Plan, make_plan
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.families import classes
+from rewired.model.configuration import RewiredConfig
+from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.progress import announce
 from rewired.rotate.original import in_basis_of
 from rewired.sources import checkpoint_folder, find_source
@@ -85,7 +86,7 @@ def note_on_model(recipe: Recipe) -> str | None:
     return f"{recipe.model} has the recipe's wiring already, and was trained: it is not refitted again."
 
 
-def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
+def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
     """The student of the last of `recipes`, each of which trains the model of the one before it: without weights, and
     frozen where it is not trained.
 
@@ -99,9 +100,9 @@ def outline(recipes: Sequence[Recipe]) -> RewiredLlamaForCausalLM:
     return _without_weights(config, recipe)
 
 
-def _without_weights(config: RewiredLlamaConfig, recipe: Recipe) -> RewiredLlamaForCausalLM:
+def _without_weights(config: RewiredConfig, recipe: Recipe) -> RewiredForCausalLM:
     with torch.device("meta"):
-        model = RewiredLlamaForCausalLM(config)
+        model: RewiredForCausalLM = classes(config.family, "ForCausalLM")(config)
     if recipe.train == LORA:
         add_lora(model, recipe)  # in the model's own modules
     else:
@@ -109,29 +110,34 @@ def _without_weights(config: RewiredLlamaConfig, recipe: Recipe) -> RewiredLlama
     return model
 
 
-def _config(recipes: Sequence[Recipe]) -> RewiredLlamaConfig:
+def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
     """The config of the model after the last of `recipes` has rewired it. Raises ValueError for what `convert` would
     refuse."""
     first = recipes[0]
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
         if first.wiring is None:
-            _check_rewired(checkpoint.folder, checkpoint.config)
+            _check_rewired(checkpoint)
         else:
             plan = convert(first.model, Path(scratch) / "start", _request(first, checkpoint), dry_run=True).plan
             checkpoint = _rewired(checkpoint, plan)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
-        config = RewiredLlamaConfig.from_dict(checkpoint.config)
+        config = _parsed(checkpoint)
         layers, ends = changed_after(_without_weights(config, before), *changed_before(config))
         trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends}}
         folder = Path(f"What stage {number} makes")  # for error messages
         checkpoint = replace(checkpoint, folder=folder, config=checkpoint.config | trained)
         if recipe.wiring is not None:
             plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None))
-            gains = gain_names(checkpoint.wiring)
+            gains = gain_names(checkpoint.shape.family, checkpoint.wiring)
             check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
             checkpoint = _rewired(checkpoint, plan)
-    return RewiredLlamaConfig.from_dict(checkpoint.config)
+    return _parsed(checkpoint)
+
+
+def _parsed(checkpoint: Checkpoint) -> RewiredConfig:
+    config: RewiredConfig = classes(checkpoint.shape.family, "Config").from_dict(checkpoint.config)
+    return config
 
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
@@ -171,9 +177,10 @@ def _preview(model: str) -> Iterator[Checkpoint]:
 
 def _opened(folder: Path, model: str) -> Start:
     """The start in `folder`, which is the checkpoint `model` or was converted from it."""
-    config = Checkpoint.open(folder).config
-    _check_rewired(folder, config)
-    changed, ends_changed = changed_before(RewiredLlamaConfig.from_pretrained(folder))
+    checkpoint = Checkpoint.open(folder)
+    config = checkpoint.config
+    _check_rewired(checkpoint)
+    changed, ends_changed = changed_before(_parsed(checkpoint))
     earlier = config.get(RECORD) or config.get("refit")
     base = earlier["base"] if earlier else _base(model)
     return Start(folder, base, tuple(changed), ends_changed)
@@ -187,7 +194,7 @@ def _base(model: str) -> dict[str, Any]:
     return base | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
 
 
-def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
+def changed_before(config: RewiredConfig) -> tuple[list[int], bool]:
     """The layers whose weights differ from the original's according to a checkpoint's `config`, and whether other
     weights do."""
     if trained := getattr(config, RECORD, None):
@@ -195,9 +202,11 @@ def changed_before(config: RewiredLlamaConfig) -> tuple[list[int], bool]:
     return (rewired_layers(config) if getattr(config, "refit", None) else []), False
 
 
-def _check_rewired(folder: Path, config: Mapping[str, Any]) -> None:
-    if config["model_type"] != RewiredLlamaConfig.model_type:
-        raise ValueError(f"{folder} is a dense Llama: give a wiring to rewire it first; standard keeps it as it is.")
+def _check_rewired(checkpoint: Checkpoint) -> None:
+    if checkpoint.config["model_type"] != checkpoint.shape.family.rewired_type:
+        raise ValueError(
+            f"{checkpoint.folder} is a dense model: give a wiring to rewire it first; standard keeps it as it is."
+        )
 
 
 def original_of(model: Path) -> str | None:

@@ -45,11 +45,10 @@ from transformers.distributed import DistributedConfig
 import rewired  # noqa: F401 - registers the classes
 from rewired.bench.link import EmulatedLink
 from rewired.comm.communication import Communication, gather_ahead
+from rewired.comm.late_gradients import late_linears
 from rewired.comm.nodes import Nodes
 from rewired.comm.options import PRESETS
-from rewired.model import modeling_rewired_llama
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.ranks import run_on_ranks
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-axonn.md"
@@ -159,14 +158,14 @@ def measure_parallel(folder: str, names: set[str], rounds: int) -> Rounds:
     config = DistributedConfig(tp_size=2, tp_plan="auto")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
     ids = torch.randint(VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
-    own = modeling_rewired_llama.late_linears
 
-    def backward(late_linears: Callable[..., Mapping[str, Any]]) -> None:
-        modeling_rewired_llama.late_linears = late_linears
+    def backward(stand_ins: Callable[..., Mapping[str, Any]]) -> None:
+        for layer in model.base.decoder_layers:
+            layer.stand_ins = stand_ins
         model(input_ids=ids, labels=ids).loss.backward()
         model.zero_grad()
 
-    steps = {"gradients at once": partial(backward, lambda *_: {}), "late gradients": partial(backward, own)}
+    steps = {"gradients at once": partial(backward, lambda *_: {}), "late gradients": partial(backward, late_linears)}
     return in_turns({name: run for name, run in steps.items() if name in names}, rounds)
 
 

@@ -26,7 +26,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(sys.executable).parent  # where pip installs `convert` and `rewired`
@@ -100,7 +100,7 @@ def make_checkpoint(model: Model, folder: Path) -> None:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
     config |= {"vocab_size": 128256, "num_key_value_heads": 8, **dict(zip(names, model.sizes, strict=True))}
-    shapes = LlamaShape.from_config(config).tensors()
+    shapes = Shape.from_config(config).tensors()
     total, position = sum(map(math.prod, shapes.values())), 0
     shards: list[dict[str, tuple[int, ...]]] = [{} for _ in range(model.shards)]
     for name, shape in shapes.items():  # in order, into files of about one size

@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import save_file
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.convert import Request, convert
 
 REPO = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def make_model(folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.empty(shape, dtype=torch.bfloat16).normal_(float(len(shape) == 1), 0.02, generator=generator)
-        for name, shape in LlamaShape.from_config(CONFIG).tensors().items()
+        for name, shape in Shape.from_config(CONFIG).tensors().items()
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))

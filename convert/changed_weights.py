@@ -7,6 +7,7 @@ from itertools import compress
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.model.family import Family
 from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.refit.request import RefitRequest
 
@@ -64,7 +65,7 @@ def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refi
 
 def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring, tp_shards: int) -> None:
     """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
-    before, after = map(_gained, (checkpoint.wiring, wiring))
+    before, after = (_gained(checkpoint.shape.family, each) for each in (checkpoint.wiring, wiring))
     if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
         records = [checkpoint.config[name] for name in ("adapted", "refit", "calibrated") if name in checkpoint.config]
         base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
@@ -92,9 +93,9 @@ def check_basis(checkpoint: Checkpoint, gains: Collection[str] = ()) -> None:
 _IN_A_BASIS = {"rotation": "rotated", "adapted": "trained", "refit": "refitted", "calibrated": "calibrated"}
 
 
-def _gained(wiring: Wiring) -> dict[str, tuple[Any, ...]]:
+def _gained(family: Family, wiring: Wiring) -> dict[str, tuple[Any, ...]]:
     """What each module that has a gain computes by."""
-    return dict(zip(gain_names(wiring), (_function(m) for m in wiring.modules if m.reads_shards), strict=True))
+    return dict(zip(gain_names(family, wiring), (_function(m) for m in wiring.modules if m.reads_shards), strict=True))
 
 
 def _function(module: ModuleWiring) -> tuple[Any, ...]:

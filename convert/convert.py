@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
-from rewired.checkpoint.rewired_llama import stock_config, wired_config
+from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.quantities import count
 from rewired.refit.cost import Cost

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.llama import AUTHORS_LADDER
+from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
@@ -69,14 +69,13 @@ def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) ->
 
 
 def _note_on_shards(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp_shards: int) -> str:
-    shape = checkpoint.shape
-    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size
     if request.tp_shards:
         why = "as you asked"
     elif checkpoint.tp_shards:
         why = "as the source has it"
     else:
-        why = f"the largest number up to 8 that divides {heads} heads, {kv_heads} KV heads and MLP width {width}"
+        sizes = [f"{name} {size}" for name, size in checkpoint.shape.family.divisible(checkpoint.shape).items()]
+        why = f"the largest number up to 8 that divides {', '.join(sizes[:-1])} and {sizes[-1]}"
     if wiring.depends_on_shards:
         meaning = (
             "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"

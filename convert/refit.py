@@ -58,7 +58,8 @@ def _check_room(job: Job) -> None:
     """Raise ValueError where layers that change cannot be fitted, or do not fit on the disk beside the output."""
     rewired, dtype = job.plan.wiring.rewired_layers, job.request.dtype
     layers = range(rewired[0], job.plan.wiring.num_layers) if dtype else rewired  # a new dtype changes those above, too
-    prefixes = tuple(f"model.layers.{index}." for index in layers)
+    family = job.checkpoint.shape.family
+    prefixes = tuple(f"{family.layer(index)}." for index in layers)
     changing = [info for name, info in job.tensors.items() if name.startswith(prefixes)]
     check_types(changing, dtype)
     files = {info.file for info in changing}

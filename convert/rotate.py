@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.dtypes import cast_size, check_types
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.ranks import choose_device
 from rewired.rotate.request import BASIS_FILE, RECORD
 

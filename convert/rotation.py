@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.llama import AUTHORS_LADDER
+from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.refit.request import RefitRequest

@@ -14,7 +14,7 @@ from rewired.checkpoint.foreign_code import (
     note_on_dropped,
     without_foreign_code,
 )
-from rewired.checkpoint.rewired_llama import write_code
+from rewired.checkpoint.rewired_config import write_code
 from rewired.model.regions import parse_regions
 from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
@@ -53,7 +53,7 @@ def write(
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
     if not job.request.to_llama:
-        write_code(staging)
+        write_code(job.checkpoint.shape.family, staging)
     return notes
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
+from rewired.families import FAMILIES, family_of
 from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
 from rewired.sources.adapters import check_basis
@@ -78,8 +79,8 @@ def check_together(models: Sequence[Model], ranks: int) -> None:
     first = models[0]
     for model in models:
         config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
-        if isinstance(config, LlamaConfig):
-            check_ranks(config, ranks)
+        if family := family_of(config.model_type):
+            check_ranks(family, config, ranks)
         if load_tokenizer(model).get_vocab() != load_tokenizer(first).get_vocab():
             raise ValueError(
                 f"{first.name} and {model.name} have different vocabularies, so their tokens cannot be compared: "
@@ -118,10 +119,11 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
 
 def _refuse_ignored_wiring(folder: Path, given: str) -> None:
     config = json.loads((folder / "config.json").read_text())
-    if config.get("model_type") == "llama" and "wiring" in config:
+    family = FAMILIES.get(config.get("model_type"))
+    if family and "wiring" in config:
         raise ValueError(
-            f"{given} has a wiring in its config.json but says model_type llama, so it would run as a dense Llama and "
-            "ignore it: its model_type must be rewired_llama."
+            f"{given} has a wiring in its config.json but says model_type {family.model_type}, so it would run as a "
+            f"dense {family.name} and ignore it: its model_type must be {family.rewired_type}."
         )
 
 

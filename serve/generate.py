@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, TextStreamer, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, TextStreamer, set_seed
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
+from rewired.families import family_of
 from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
 from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
@@ -72,8 +73,8 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
 def _check_model(folder: Path, ranks: int) -> None:
     check_needs_no_code(folder)
     config = _load(AutoConfig.from_pretrained, folder, trust_remote_code=False)
-    if isinstance(config, LlamaConfig):
-        check_ranks(config, ranks)
+    if family := family_of(config.model_type):
+        check_ranks(family, config, ranks)
 
 
 def _load(load: Callable[..., Any], folder: Path, **options: Any) -> Any:

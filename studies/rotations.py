@@ -25,7 +25,7 @@ from quality import FOLDER, MODEL, as_row, compare, held_out
 from transformers.utils import logging
 
 from rewired.checkpoint import Checkpoint
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.activation_store import ActivationStore

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.residual_stream import ResidualStream
+from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.model.sharding import row_parallel
 from rewired.model.wiring import ModuleWiring
 
@@ -26,14 +26,14 @@ from .distillation import Losses
 from .token_loss import relative_error
 
 
-def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequence[int]) -> None:
+def add_alignment(model: RewiredForCausalLM, teacher: Teacher, layers: Sequence[int]) -> None:
     """Patch `model.forward`: `model(..., labels=..., distils=True)` gives `Losses`, and `model(..., original=True)` the
     original's logits.
 
     The loss is the squared error after each of `layers`, relative to the original's square: `hidden`; `ce` and `kd` are
     zero. `teacher` has all layers.
     """
-    plain, recorder = model.forward, _Recorder(teacher, model.model.layers)
+    plain, recorder = model.forward, _Recorder(teacher, model.base.decoder_layers)
 
     def forward(self: Any, *args: Any, distils: bool = False, original: bool = False, **kwargs: Any) -> Any:
         if not distils and not original:
@@ -46,7 +46,7 @@ def add_alignment(model: RewiredLlamaForCausalLM, teacher: Teacher, layers: Sequ
         mask = labels[:, 1:] != IGNORED
         errors = [
             relative_error(_output(layer, before, recorder.arguments), after, mask)
-            for index, (layer, (before, after)) in enumerate(zip(self.model.layers, recorder.streams(), strict=True))
+            for index, (layer, (before, after)) in enumerate(zip(recorder.layers, recorder.streams(), strict=True))
             if index in layers
         ]
         hidden = torch.stack(errors).mean()
@@ -72,7 +72,7 @@ class _Recorder:
         self.embedding: torch.Tensor | None = None
         self.arguments: dict[str, Any] = {}
         self.recorded = deque[torch.Tensor]()  # of each last projection, [B, T, H] or [B, T, A]
-        for layer, student_layer in zip(teacher.model.layers, layers, strict=True):
+        for layer, student_layer in zip(teacher.layers, layers, strict=True):
             layer.register_forward_pre_hook(self._record_arguments, with_kwargs=True)
             for projection, wiring in _projections(layer, student_layer):
                 if wiring.gives_partials:
@@ -94,7 +94,7 @@ class _Recorder:
         """
         assert self.embedding is not None, "the teacher has run"
         stream, total = ResidualStream(self.embedding), self.embedding
-        for layer, student_layer in zip(self.teacher.model.layers, self.layers, strict=True):
+        for layer, student_layer in zip(self.teacher.layers, self.layers, strict=True):
             before, shards = stream, student_layer.shards
             with torch.no_grad(), self.teacher.without_adapters():
                 for projection, wiring in _projections(layer, student_layer):
@@ -120,4 +120,5 @@ class _Recorder:
 
 def _projections(layer: Any, student_layer: Any) -> list[tuple[Any, ModuleWiring]]:
     """The last projection of each module of the teacher's `layer`, and the wiring of the student's module."""
-    return [(layer.self_attn.o_proj, student_layer.attn_wiring), (layer.mlp.down_proj, student_layer.mlp_wiring)]
+    modules = zip(student_layer.family.modules, student_layer.wirings, strict=True)
+    return [(layer.get_submodule(f"{module.path}.{module.writer.name}"), wiring) for module, wiring in modules]

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.residual_stream import ResidualStream
+from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..data.tokens import IGNORED
 from ..model.teacher import Teacher
@@ -33,7 +33,7 @@ class Losses(NamedTuple):
 
 
 def add_losses(
-    model: RewiredLlamaForCausalLM,
+    model: RewiredForCausalLM,
     teacher: Teacher,
     loss: TokenLoss,
     hidden_weight: float,
@@ -53,7 +53,7 @@ def add_losses(
             return plain(*args, **kwargs)
         labels = kwargs.pop("labels", None)
         kwargs |= {"use_cache": False, "output_hidden_states": distils and hidden_weight > 0}
-        student = self.model(**kwargs)
+        student = self.base(**kwargs)
         target = teacher(trunk.take(), **kwargs)
         if original:
             return linear(target.last_hidden_state, _weight(teacher.head))
@@ -61,7 +61,7 @@ def add_losses(
         mask = labels != IGNORED
         states, teacher_states = (outputs.last_hidden_state[:, :-1][mask] for outputs in (student, target))  # [N, H]
         teacher_part = (teacher_states, _weight(teacher.head)) if loss.kd else ()
-        sums = token_loss(loss, states, _weight(self.lm_head), labels[mask], *teacher_part)
+        sums = token_loss(loss, states, _weight(self.get_output_embeddings()), labels[mask], *teacher_part)
         hidden = sums.ce.new_zeros(())
         if hidden_weight:
             first = max(teacher.first, 0)
@@ -78,10 +78,10 @@ class _Trunk:
     A hook fills it in the student's forward. It stays empty for a teacher that reads the tokens itself.
     """
 
-    def __init__(self, model: RewiredLlamaForCausalLM, first: int) -> None:
+    def __init__(self, model: RewiredForCausalLM, first: int) -> None:
         self.states: torch.Tensor | None = None
         if first >= 0:
-            layers: Sequence[nn.Module] = [*model.model.layers, model.model.norm]
+            layers: Sequence[nn.Module] = [*model.base.decoder_layers, model.base.last_norm]
             layers[first].register_forward_pre_hook(self._fill)
 
     def take(self) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ sharded at load time, so is its teacher, which then shares no weights with it (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,15 +18,13 @@ from typing import Any, cast
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import LlamaModel
 from transformers.distributed import DistributedConfig
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.families import stock
+from rewired.model.rewired_model import RewiredForCausalLM
 
 from .trainable import first_changed, is_trained
-
-_EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,14 @@ class Teacher:
     """
 
     model: Any
+    layers: Sequence[Any]  # the model's
     head: nn.Module
     first: int
     without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @torch.no_grad()
     def __call__(self, trunk: torch.Tensor | None, **inputs: Any) -> Any:
-        """LlamaModel's outputs for the student's `inputs`.
+        """The stock model's outputs for the student's `inputs`.
 
         `trunk` is the stream before layer `first`, [B, T, H], which the student computed; None if `first` is -1.
         """
@@ -54,7 +53,7 @@ class Teacher:
 
 
 def beside(
-    student: RewiredLlamaForCausalLM,
+    student: RewiredForCausalLM,
     original: Path,
     changed: Collection[int] = (),
     ends_changed: bool = False,
@@ -74,31 +73,43 @@ def beside(
     first = -1 if ends_changed or whole else first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
     parts = _Parts(files, dtype or student.dtype, device or student.device, shares)
-    config, start = deepcopy(student.config), max(first, 0)
-    config.num_hidden_layers -= start
+    family, base, start = student.family, student.base, max(first, 0)
+    config = without_layers(student.config, start)
     with torch.device("meta"):
-        model: Any = LlamaModel(config)
+        model: Any = stock(family, "Model")(config)
         head: nn.Module = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    model.rotary_emb = student.model.rotary_emb
-    model.norm = parts.take(model.norm, student.model.norm, "model.norm", not ends_changed)
-    model.embed_tokens = (
-        parts.take(model.embed_tokens, student.model.embed_tokens, _EMBEDDING, not ends_changed) if first < 0 else None
-    )
-    name = _EMBEDDING if config.tie_word_embeddings else "lm_head"
-    head = parts.take(head, student.lm_head, name, not ends_changed)
-    if config.tie_word_embeddings and model.embed_tokens is not None:
-        head.weight = model.embed_tokens.weight
-    for offset, layer in enumerate(model.layers):
-        index = start + offset
-        student_layer: nn.Module = student.model.layers[index]
+    model.rotary_emb = base.rotary_emb
+    for name in (family.last_norm, family.embedding):
+        pair = getattr(model, name), getattr(base, name)
+        is_read = name == family.last_norm or first < 0
+        setattr(model, name, parts.take(*pair, family.in_base(name), not ends_changed) if is_read else None)
+    embedding = getattr(model, family.embedding)
+    name = family.in_base(family.embedding) if config.tie_word_embeddings else family.head
+    head = parts.take(head, student.get_output_embeddings(), name, not ends_changed)
+    if config.tie_word_embeddings and embedding is not None:
+        head.weight = embedding.weight
+    layers = getattr(model, family.layers)
+    for index, layer in enumerate(layers, start):
+        student_layer: nn.Module = base.decoder_layers[index]
         for name in [name for name, part in layer.named_modules() if part._parameters]:
             pair = layer.get_submodule(name), student_layer.get_submodule(name)
-            layer.set_submodule(name, parts.take(*pair, f"model.layers.{index}.{name}", index not in changed))
-    return Teacher(model.eval(), head, first, without_adapters)
+            layer.set_submodule(name, parts.take(*pair, f"{family.layer(index)}.{name}", index not in changed))
+    return Teacher(model.eval(), layers, head, first, without_adapters)
+
+
+def without_layers(config: Any, count: int) -> Any:
+    """A copy of `config` for a model that lacks the first `count` layers; stock models count layers from 0."""
+    cut = deepcopy(config)
+    layers = cut.num_hidden_layers
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == layers and name != "wiring":  # a setting of each layer
+            setattr(cut, name, value[count:])
+    cut.num_hidden_layers = layers - count
+    return cut
 
 
 def sharded(
-    student: RewiredLlamaForCausalLM,
+    student: RewiredForCausalLM,
     original: Path,
     changed: Collection[int] = (),
     ends_changed: bool = False,
@@ -112,22 +123,26 @@ def sharded(
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
-    model_class = type(student) if dtype in (None, student.dtype) else _InLowPrecision
+    model_class = type(student) if dtype in (None, student.dtype) else _in_low_precision(type(student))
     model: Any = model_class.from_pretrained(
         original, config=config, dtype=dtype or student.dtype, distributed_config=distributed
     )
     model.requires_grad_(False).eval()
-    model.model.layers = model.model.layers[max(first, 0) :]
-    model.model.config = deepcopy(config)
-    model.model.config.num_hidden_layers -= max(first, 0)
-    model.forward = model.model.forward  # called through the model, where FSDP prepares it
-    return Teacher(model, model.lm_head, first)
+    base, family = model.base, student.family
+    layers = base.decoder_layers[max(first, 0) :]
+    setattr(base, family.layers, layers)
+    base.config = without_layers(config, max(first, 0))
+    model.forward = base.forward  # called through the model, where FSDP prepares it
+    return Teacher(model, layers, model.get_output_embeddings(), first)
 
 
-class _InLowPrecision(RewiredLlamaForCausalLM):
-    """A teacher in 16 bits, except for what stays float32 in a student under autocast."""
-
-    _keep_in_fp32_modules_strict = {"embed_tokens", "norm", "input_layernorm", "post_attention_layernorm"}
+def _in_low_precision(student: type[RewiredForCausalLM]) -> type[RewiredForCausalLM]:
+    """The class of a teacher in 16 bits, except for what stays float32 in a student under autocast."""
+    family = student.family
+    norms = {module.norm for module in family.modules}
+    inside = {replicated.name for module in family.modules for replicated in module.inside}
+    kept = {family.embedding, family.last_norm, *norms, *inside}
+    return type(f"{student.__name__}InLowPrecision", (student,), {"_keep_in_fp32_modules_strict": kept})
 
 
 @dataclass(frozen=True)

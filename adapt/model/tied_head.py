@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 def tie(model: Any) -> None:
     """Make the head of a sharded `model` use the embedding's weight in every step."""
-    model.lm_head = TiedHead(model.model.embed_tokens)
+    model.set_output_embeddings(TiedHead(model.get_input_embeddings()))
     model.register_state_dict_post_hook(_with_head)
 
 
@@ -35,4 +35,5 @@ class TiedHead(nn.Module):
 
 def _with_head(model: Any, tensors: dict[str, Any], *_: Any) -> None:
     """Add the head under its own name, as checkpoints have it, in a copy: safetensors stores no tensor twice."""
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    family = model.family
+    tensors[f"{family.head}.weight"] = tensors[f"{family.in_base(family.embedding)}.weight"].clone()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..recipe.choices import CHOICES
 
@@ -18,7 +18,7 @@ def rewired_layers(config: Any) -> list[int]:
     return config.resolved_wiring.rewired_layers
 
 
-def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ()) -> int:
+def first_changed(model: RewiredForCausalLM, changed: Collection[int] = ()) -> int:
     """The first layer that is rewired, trained or in `changed`: the layers below it compute what the original's do.
 
     -1 if the embedding is trained, the number of layers if nothing differs.
@@ -26,25 +26,27 @@ def first_changed(model: RewiredLlamaForCausalLM, changed: Collection[int] = ())
     if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
         return -1
     trained = [
-        index for index, layer in enumerate(model.model.layers) if any(p.requires_grad for p in layer.parameters())
+        index
+        for index, layer in enumerate(model.base.decoder_layers)
+        if any(p.requires_grad for p in layer.parameters())
     ]
     return min([*rewired_layers(model.config), *trained, *changed], default=model.config.num_hidden_layers)
 
 
-def changed_after(model: nn.Module, changed: Collection[int], ends_changed: bool) -> tuple[list[int], bool]:
+def changed_after(model: Any, changed: Collection[int], ends_changed: bool) -> tuple[list[int], bool]:
     """The layers whose weights differ from the original's once `model` is trained, and whether other weights do.
 
     `changed` and `ends_changed` are the same before the training.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    matches = [re.search(r"\blayers\.(\d+)\.", name) for name in trained]
+    matches = [re.search(rf"\b{model.config.family.layers}\.(\d+)\.", name) for name in trained]
     layers = {int(match[1]) for match in matches if match}
     return sorted(layers.union(changed)), ends_changed or None in matches
 
 
-def choose(model: RewiredLlamaForCausalLM, train: str) -> None:
+def choose(model: RewiredForCausalLM, train: str) -> None:
     """Let gradients reach only the parameters that `train` names. Raises ValueError if there are none."""
-    prefixes = tuple(f"model.layers.{index}." for index in rewired_layers(model.config))
+    prefixes = tuple(f"{model.family.layer(index)}." for index in rewired_layers(model.config))
     is_chosen = CHOICES[train]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_chosen(name, prefixes))

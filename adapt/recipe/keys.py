@@ -10,7 +10,7 @@ from typing import Any
 
 from trl import SFTConfig
 
-from rewired.model.sharding import COLUMN_PARALLEL, ROW_PARALLEL
+from rewired.families import FAMILIES
 from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
@@ -22,7 +22,7 @@ NO_REFIT = ("none", "false", "no")
 _MINIMA = {"held_out": 0} | dict.fromkeys(
     ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
 )
-_PROJECTIONS = (*COLUMN_PARALLEL, *ROW_PARALLEL)
+_PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.linears))
 
 
 @dataclass

@@ -36,7 +36,7 @@ def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-    from rewired.plan.shapes import named_shapes
+    from rewired.checkpoint.named_shapes import named_shapes
 
     shape = named_shapes()[shape_name]
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
 def random_tokens(shape_name: str, rows: int, length: int) -> list[list[int]]:
     import torch
 
-    from rewired.plan.shapes import named_shapes
+    from rewired.checkpoint.named_shapes import named_shapes
 
     generator = torch.Generator().manual_seed(0)
     return torch.randint(3, named_shapes()[shape_name].vocab_size, (rows, length), generator=generator).tolist()

@@ -9,8 +9,8 @@ from typing import Any
 
 from part import parser, progress, random_checkpoint, random_tokens, save
 
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.convert import RefitRequest, Request, convert
-from rewired.plan.shapes import named_shapes
 
 PRESETS = ("ladder", "desync")  # of the upper half; the shards of the second see different things
 

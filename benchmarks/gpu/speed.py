@@ -17,10 +17,9 @@ from part import parser, progress, save
 
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import bench
-from rewired.checkpoint.llama import LlamaShape
-from rewired.plan.machine import Load
-from rewired.plan.memory import cache_bytes, weight_bytes
-from rewired.plan.shapes import head_weights, named_shapes
+from rewired.checkpoint.memory import cache_bytes, weight_bytes
+from rewired.checkpoint.named_shapes import named_shapes
+from rewired.checkpoint.shape import Shape
 
 ITEM = 2  # bytes of a bfloat16
 
@@ -50,10 +49,10 @@ def arguments() -> Any:
     return made.parse_args()
 
 
-def bytes_per_token(shape: LlamaShape, prompt: int, new: int) -> float:
+def bytes_per_token(shape: Shape, prompt: int, new: int) -> float:
     """Weights and cache, midway through the decoding. One row of an embedding is nothing."""
-    embedding = 0 if shape.tie_word_embeddings else ITEM * head_weights(shape)
-    return weight_bytes(shape, 1) - embedding + cache_bytes(shape, 1, Load(1, prompt, new // 2))
+    embedding = 0 if shape.tie_word_embeddings else ITEM * shape.head_weights
+    return weight_bytes(shape, 1) - embedding + cache_bytes(shape, 1, prompt + new // 2)
 
 
 def copy_bandwidth(device: str, repeats: int = 20) -> float:

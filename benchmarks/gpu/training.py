@@ -32,8 +32,8 @@ from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model.teacher import beside
 from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.adapt.trainer.trainer import AdaptTrainer
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.convert import Request, convert
-from rewired.plan.shapes import named_shapes
 
 WARM_UP = 3
 BATCHES = 4  # of different rows, in turns

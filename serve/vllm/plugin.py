@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import rewired  # noqa: F401 - transformers' AutoConfig knows our config, without trust_remote_code
+from rewired.families import FAMILIES  # importing rewired lets AutoConfig know our configs, without trust_remote_code
 
 from .checks import TESTED, is_tested
-
-ARCHITECTURE = "RewiredLlamaForCausalLM"
 
 
 def register() -> None:
@@ -27,5 +25,7 @@ def register() -> None:
 
     from .engine_config import RewiredEngineConfig
 
-    ModelRegistry.register_model(ARCHITECTURE, f"rewired.serve.vllm.llama:{ARCHITECTURE}")
-    MODELS_CONFIG_MAP[ARCHITECTURE] = RewiredEngineConfig
+    for family in FAMILIES.values():
+        architecture = f"Rewired{family.architecture}"
+        ModelRegistry.register_model(architecture, f"rewired.serve.vllm.{family.model_type}:{architecture}")
+        MODELS_CONFIG_MAP[architecture] = RewiredEngineConfig

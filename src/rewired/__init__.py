@@ -1,7 +1,7 @@
-"""rewired: Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish.
+"""rewired: checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish.
 
-`import rewired` makes transformers' Auto classes know `rewired_llama`. It does so when transformers is imported,
-before or after us, and never imports it itself: `convert`, `info` and every `--help` start without it.
+`import rewired` makes transformers' Auto classes know `rewired_llama` and its like. It does so when transformers is
+imported, before or after us, and never imports it itself: `convert`, `info` and every `--help` start without it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from .families import FAMILIES, register_classes
+
 __version__ = "0.1.0"
 
 
 def _register() -> None:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
-    from .model.configuration_rewired_llama import RewiredLlamaConfig
-    from .model.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
-
-    AutoConfig.register(RewiredLlamaConfig.model_type, RewiredLlamaConfig, exist_ok=True)
-    AutoModel.register(RewiredLlamaConfig, RewiredLlamaModel, exist_ok=True)
-    AutoModelForCausalLM.register(RewiredLlamaConfig, RewiredLlamaForCausalLM, exist_ok=True)
+    for family in FAMILIES.values():
+        register_classes(family)
 
 
 class _RegisterAfterImport(MetaPathFinder):
@@ -32,15 +28,10 @@ class _RegisterAfterImport(MetaPathFinder):
     Our model's modules import transformers, so imports nest; the outermost one registers, when all are complete.
     """
 
-    watched = (
-        "transformers",
-        f"{__name__}.model.configuration_rewired_llama",
-        f"{__name__}.model.modeling_rewired_llama",
-    )
     depth = 0
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in self.watched:
+        if fullname != "transformers" and not fullname.startswith(f"{__name__}.model."):
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
@@ -53,7 +44,7 @@ class _RegisterAfterImport(MetaPathFinder):
                     run_module(module)
                 finally:
                     self.depth -= 1
-                if self.depth == 0 and self in sys.meta_path:
+                if self.depth == 0 and self in sys.meta_path and "transformers" in sys.modules:
                     sys.meta_path.remove(self)
                     _register()
 

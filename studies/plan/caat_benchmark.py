@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
@@ -19,7 +20,6 @@ from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.engine import Engine
 from rewired.plan.pass_time import pass_time
-from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import wiring_of
 
 from .ladder_benchmark import HERE, fitted

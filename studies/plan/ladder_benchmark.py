@@ -15,14 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.named_shapes import named_shapes
+from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
 from rewired.plan.all_reduce_time import AllReduce, Ring
 from rewired.plan.engine import Engine
 from rewired.plan.machine import Load, Machine, all_reduces
-from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import wiring_of
 
 HERE = Path(__file__).parent
@@ -141,7 +141,7 @@ def _copies(table: Mapping[str, float]) -> Copies:
 
 
 @cache
-def _shape(run: Run) -> LlamaShape:
+def _shape(run: Run) -> Shape:
     shape = named_shapes()[MODELS.get(run.model, run.model)]
     # 405B on 16 GPUs: each holds a key-value head, of which there are 8
     return replace(shape, num_key_value_heads=max(shape.num_key_value_heads, run.tp))

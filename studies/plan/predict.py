@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rewired.plan.shapes import named_shapes
+from rewired.checkpoint.named_shapes import named_shapes
 
 from .ladder_benchmark import MODELS, WIRINGS, Run, predicted_speedup
 

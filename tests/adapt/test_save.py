@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.adapt.card import card
 from rewired.adapt.start import original_of
-from rewired.checkpoint.rewired_llama import AUTO_MAP, MODEL_CODE
+from rewired.checkpoint.rewired_config import auto_map, model_code
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
+from rewired.model.llama_family import LLAMA
 from tests.convert.checkpoints import edit_json
 
 from .world import CHATML, LADDER, make_rewired, train
@@ -67,19 +68,18 @@ def test_code_that_the_start_points_to_stays_behind(keys: dict[str, Any], dense:
     edit_json(start / "config.json", custom_pipelines={"text-generation": {"impl": "other/repo--evil.Pipeline"}})
     made = train(tmp_path / "r.yaml", **keys | {"model": str(start), "wiring": None, "max_steps": 1})
     assert not [path.name for path in made.glob("*.json") if "other/repo" in path.read_text()]
-    assert json.loads((made / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert json.loads((made / "config.json").read_text())["auto_map"] == auto_map(LLAMA)
 
 
 def test_the_code_that_goes_along_is_what_is_installed(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     """A checkpoint that was fetched has none, and an older one has old code."""
     model = make_rewired(dense, tmp_path / "model", LADDER)
-    (model / "configuration_rewired_llama.py").unlink()
+    (model / "configuration.py").unlink()
     (model / "modeling_rewired_llama.py").write_text("raise RuntimeError")
     (model / "script.py").write_text("")
     made = train(tmp_path / "r.yaml", **keys | {"model": str(model), "wiring": None, "max_steps": 1})
-    assert sorted(path.name for path in made.glob("*.py")) == [path.name for path in MODEL_CODE]
-    assert all((made / path.name).read_bytes() == path.read_bytes() for path in MODEL_CODE)
-    assert json.loads((made / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert {path.name: path.read_text() for path in made.glob("*.py")} == model_code(LLAMA)
+    assert json.loads((made / "config.json").read_text())["auto_map"] == auto_map(LLAMA)
 
 
 def test_a_hybrid_is_not_called_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from rewired.bench.bytes_sent import bytes_sent
 from rewired.bench.contenders import contenders
 from rewired.bench.models import SharedWeights, build, mesh_of
-from rewired.plan.shapes import named_shapes
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.ranks import run_on_ranks
 
 TINY = named_shapes()["tiny"]  # 4 layers, hidden size 64, a vocabulary of 512

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rewired.bench.contenders import contenders
-from rewired.plan.shapes import named_shapes
+from rewired.checkpoint.named_shapes import named_shapes
 
 TINY = named_shapes()["tiny"]  # 4 layers
 

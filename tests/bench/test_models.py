@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rewired.bench.contenders import Contender, contenders
 from rewired.bench.models import SharedWeights, build, mesh_of, silent_group
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.convert import Request, convert
 from rewired.ranks import run_on_ranks
 from tests.rewired.tiny import llama_config
@@ -23,7 +23,7 @@ TOKENS = torch.arange(24).view(2, 12)
 
 
 def rivals(config: LlamaConfig) -> list[Contender]:
-    return contenders([*WIRINGS, "none"], LlamaShape.from_config(config.to_dict()), [])
+    return contenders([*WIRINGS, "none"], Shape.from_config(config.to_dict()), [])
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def split_parameters(model: Any) -> list[Any]:
 def test_a_tied_head_is_the_embedding_in_one_process() -> None:
     config = llama_config(tie_word_embeddings=True)
     weights = SharedWeights(torch.float32, torch.device("cpu"), 0)
-    for contender in contenders(["ladder"], LlamaShape.from_config(config.to_dict()), []):
+    for contender in contenders(["ladder"], Shape.from_config(config.to_dict()), []):
         model = build(contender, config, 4, None)
         weights.fill(model, None)
         assert model.lm_head.weight is model.model.embed_tokens.weight

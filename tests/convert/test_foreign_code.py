@@ -14,8 +14,9 @@ import pytest
 from transformers import AutoConfig
 
 import rewired
-from rewired.checkpoint.rewired_llama import AUTO_MAP
+from rewired.checkpoint.rewired_config import auto_map
 from rewired.convert import Conversion, Request, convert
+from rewired.model.llama_family import LLAMA
 from rewired.serve.generate import Prompt, generate
 from tests.evaluate.world import make_dense, tokenizer
 
@@ -81,7 +82,7 @@ def converted(source: Path, **options: Any) -> Conversion:
 
 def test_no_code_but_ours_is_in_the_output(laden: Path) -> None:
     done = converted(laden)
-    assert code_in(done.out) == {"config.json": AUTO_MAP, "added_tokens.json": 258}  # a token of that name stays
+    assert code_in(done.out) == {"config.json": auto_map(LLAMA), "added_tokens.json": 258}  # a token of that name stays
     note = next(note for note in done.plan.notes if "does not come along" in note)
     for code in ("tok.Tok", "other/repo--evil.Config", "other/repo--evil.Model", "other/repo--evil.Pipeline"):
         assert code in note

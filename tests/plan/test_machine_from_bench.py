@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Machine, serving_machine
 from rewired.plan.machine_from_bench import calibrated
 from rewired.plan.pass_time import pass_time
-from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import wiring_of
 
 MODEL = "llama-3.2-1b"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.plan import engine, hardware
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
 from rewired.plan.pass_time import exposed, pass_time
-from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import RANKED, wiring_of
 
 SHAPE = named_shapes()["llama-3.2-1b"]

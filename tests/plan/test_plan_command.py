@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from rewired.checkpoint.named_shapes import named_shapes
 from rewired.cli import new_app
 from rewired.convert import cli as convert_cli
 from rewired.extras import missing
 from rewired.plan.cli import add_commands
 from rewired.plan.frontier import quality, selected
 from rewired.plan.ranking import convert_command
-from rewired.plan.shapes import named_shapes
 from rewired.plan.wirings import RANKED, candidates
 
 TINY = ["tiny", "--prompt", "64", "--new", "8"]

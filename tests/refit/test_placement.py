@@ -54,7 +54,7 @@ def test_shards_that_are_equally_good_keep_their_neurons() -> None:
 @torch.no_grad()
 def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
     """Shard k sees the k-th quarter of the channels, and each neuron reads of one quarter."""
-    module = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
+    module = RefitModule.all_of(rewired_model(WIRINGS["desync-2x"]).model.layers[3])[1]
     reads = torch.randperm(48, generator=torch.Generator().manual_seed(0)) % 4
     masks = torch.eye(4).repeat_interleave(8, dim=1)  # [r, H]
     for projection in module.inputs:
@@ -78,7 +78,7 @@ def test_a_neuron_goes_to_the_shard_that_sees_what_it_reads() -> None:
 @torch.no_grad()
 def test_neurons_that_mend_each_other_s_errors_stay_together() -> None:
     """Pairs that read the same and add the opposite: by itself, each would be better on any shard that errs less."""
-    module = RefitModule(rewired_model(WIRINGS["desync-2x"]).model.layers[3], is_mlp=True)
+    module = RefitModule.all_of(rewired_model(WIRINGS["desync-2x"]).model.layers[3])[1]
     for projection in module.inputs:
         projection.weight[1::2] = projection.weight[::2] + 0.005 * torch.randn(24, 32)
     module.output.weight[:, 1::2] = -module.output.weight[:, ::2] + 0.002 * torch.randn(32, 24)
@@ -91,7 +91,7 @@ def test_neurons_that_mend_each_other_s_errors_stay_together() -> None:
 
 @torch.no_grad()
 def test_biases_go_with_their_neurons() -> None:
-    module = RefitModule(rewired_model(WIRINGS["desync-2x"], mlp_bias=True).model.layers[3], is_mlp=True)
+    module = RefitModule.all_of(rewired_model(WIRINGS["desync-2x"], mlp_bias=True).model.layers[3])[1]
     for projection in module.inputs:
         projection.bias.uniform_(-1, 1)
     x = torch.randn(5, 32)

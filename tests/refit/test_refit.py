@@ -230,7 +230,7 @@ def test_a_config_without_a_context_is_said(dense: Path, request_of: Request, tm
     shutil.copytree(dense, source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": None}))
-    with pytest.raises(ValueError, match=r"config\.json describes no Llama that can be run"):
+    with pytest.raises(ValueError, match=r"config\.json describes no model that can be run"):
         convert(source, tmp_path / "out", request_of)
 
 

@@ -19,7 +19,7 @@ def position_embeddings(model: RewiredLlamaForCausalLM, length: int) -> tuple[to
 
 
 def modules(model: RewiredLlamaForCausalLM) -> list[RefitModule]:
-    return [RefitModule(layer, is_mlp) for layer in model.model.layers for is_mlp in (False, True)]
+    return [module for layer in model.model.layers for module in RefitModule.all_of(layer)]
 
 
 @pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
@@ -41,7 +41,7 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
     """Projections of gamma * (n(view) M_k), computed shard by shard."""
     model = rewired_model(WIRINGS[name], **CHANGES)
     layer: RewiredLlamaDecoderLayer = model.model.layers[3]
-    module = RefitModule(layer, is_mlp)
+    module = RefitModule.all_of(layer)[is_mlp]
     shards = 4 if module.wiring.reads_shards else 1
     module.norm.weight.uniform_(0.5, 2.0)
     view = torch.randn(*([4] if shards > 1 else []), 2, 5, 32)
@@ -76,7 +76,7 @@ def test_a_folded_input_is_a_matrix_on_what_the_norm_gives(name: str, is_mlp: bo
 @torch.no_grad()
 def test_a_folded_output_adds_to_what_is_written(name: str) -> None:
     model = rewired_model(WIRINGS[name])
-    module = RefitModule(model.model.layers[3], is_mlp=True)
+    module = RefitModule.all_of(model.model.layers[3])[1]
     stream, hidden, delta = ResidualStream(torch.randn(2, 5, 32)), torch.randn(2, 5, 48), torch.randn(48, 32)
     before = module.write(stream, hidden).total(module.shards)
     module.fold_output(delta)

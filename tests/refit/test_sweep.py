@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rewired.model.llama_family import LLAMA
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.refit import fitting
 from rewired.refit.activation_store import ActivationStore
@@ -40,7 +41,7 @@ CALIBRATION = Calibration(WINDOWS, tuple(number >= 9 for number in range(12)), "
 def weights_of(model: RewiredLlamaForCausalLM, folder: Path) -> Weights:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if "_gain" not in name}
     save_file(tensors, folder / "model.safetensors")
-    return Weights(dict.fromkeys(tensors, folder / "model.safetensors"), torch.device("cpu"))
+    return Weights(dict.fromkeys(tensors, folder / "model.safetensors"), torch.device("cpu"), LLAMA)
 
 
 def swept(
@@ -58,9 +59,9 @@ def swept(
         gains=gains,
         matrices=True,
     )
-    finished = Finished(folder / "finished", {})
+    finished = Finished(folder / "finished", {}, LLAMA)
     sweep.run(finished, lambda *_: None)
-    found = Weights(finished.files(), torch.device("cpu"))
+    found = Weights(finished.files(), torch.device("cpu"), LLAMA)
     return before, {name: found.tensor(name) for name in found.files}
 
 

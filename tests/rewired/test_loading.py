@@ -20,12 +20,13 @@ from .tiny import WIRINGS, rewired_model, tokens
 
 CODE = {
     "collectives.py",
-    "configuration_rewired_llama.py",
+    "configuration.py",
     "exchange.py",
+    "family.py",
     "graph_collectives.py",
     "kernels.py",
-    "late_gradients.py",
     "layer_ranges.py",
+    "llama_family.py",
     "modeling_rewired_llama.py",
     "payload.py",
     "presets.py",
@@ -33,6 +34,8 @@ CODE = {
     "quantised_reduction.py",
     "regions.py",
     "residual_stream.py",
+    "rewired_layer.py",
+    "rewired_model.py",
     "sharding.py",
     "tensor_parallel.py",
     "version.py",
@@ -114,7 +117,7 @@ IMPORTS = {
     "rewired first": "import rewired; from transformers import AutoModelForCausalLM",
     "rewired first, then a look for transformers": "import rewired, importlib.util; "
     "importlib.util.find_spec('transformers'); from transformers import AutoModelForCausalLM",
-    "the config class first": "from rewired.model.configuration_rewired_llama import RewiredLlamaConfig; "
+    "the config class first": "from rewired.model.modeling_rewired_llama import RewiredLlamaConfig; "
     "from transformers import AutoModelForCausalLM",
     "the model class first": "from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM; "
     "from transformers import AutoModelForCausalLM",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rewired.model.collectives import launch_quantised
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.model.modeling_rewired_llama import RewiredLlamaConfig
 from rewired.model.payload import FORMATS, Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
 from rewired.model.regions import make_region

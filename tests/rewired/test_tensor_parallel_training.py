@@ -15,7 +15,8 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from rewired.model import collectives, modeling_rewired_llama, residual_stream, sharding, tensor_parallel
+from rewired.comm.late_gradients import compute_late
+from rewired.model import collectives, residual_stream, sharding, tensor_parallel
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
@@ -142,6 +143,7 @@ def behind_weight_gradients(folder: Path) -> int:
 def backward_traffic(folder: Path) -> list[list[tuple[int, int]]]:
     """(all-reduces, hidden ones) of forward and backward, without and with gradient checkpointing."""
     model = load(folder, 2).train()
+    compute_late(model)
     traffic = []
     for is_checkpointed in (False, True):
         if is_checkpointed:
@@ -163,6 +165,7 @@ def test_a_weight_s_gradient_is_computed_while_the_all_reduce_of_its_input_s_is_
 
 def with_all_reduces_of_backward_held_back(folder: Path) -> list[bool | None]:
     model, found = load(folder, 2), []
+    compute_late(model)
     for index in (2, 3, 5, 6):  # of two layers: before each, what the layer's norms and biases get is summed
         loss = model(tokens(), labels=tokens()).loss
         held = HeldBack(index, products=1)
@@ -178,10 +181,11 @@ def test_late_gradients_are_autograd_s_own_with_autocast_too(tmp_path: Path) -> 
 
 
 def without_and_with_late_gradients(folder: Path) -> list[dict[str, Any]]:
-    found, own = [], modeling_rewired_llama.late_linears
-    for late_linears in (lambda *_: {}, own):
-        modeling_rewired_llama.late_linears = late_linears
+    found = []
+    for is_late in (False, True):
         model, sums = load(folder, 2).train(), {}
+        if is_late:
+            compute_late(model)
         for is_cast in (False, True):
             model.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
@@ -249,7 +253,6 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
 
     own_column_parallel = sharding.column_parallel
     sharding.column_parallel = column_parallel
-    modeling_rewired_llama.late_linears = lambda *_: {}
     tensor_parallel.sum_gradients = residual_stream.sum_gradients = lambda group, *tensors: tensors
     residual_stream.split_gradient = lambda tensor, ranks: tensor
     residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped: (

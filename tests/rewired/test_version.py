@@ -14,10 +14,9 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.rewired_llama import stock_config
+from rewired.checkpoint.rewired_config import stock_config
 from rewired.convert import Request, convert
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.model.version import VERSION
 from tests.convert.checkpoints import edit_json, make_llama, run
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE, parse_wiring
 
@@ -34,7 +34,7 @@ class Contender:
         return self.name != NONE
 
 
-def contenders(names: Sequence[str], shape: LlamaShape, own: list[dict[str, Any]]) -> list[Contender]:
+def contenders(names: Sequence[str], shape: Shape, own: list[dict[str, Any]]) -> list[Contender]:
     """Stock, standard, and those of `names` (`ladder+peek@16-32`, `desync-4x+int4`, ...); `own` is a checkpoint's.
 
     Raises ValueError for a name that means nothing, or a wiring that the model cannot have.
@@ -42,7 +42,7 @@ def contenders(names: Sequence[str], shape: LlamaShape, own: list[dict[str, Any]
     return [_contender(name, shape, own) for name in dict.fromkeys([STOCK, STANDARD, *names])]
 
 
-def _contender(name: str, shape: LlamaShape, own: list[dict[str, Any]]) -> Contender:
+def _contender(name: str, shape: Shape, own: list[dict[str, Any]]) -> Contender:
     try:
         entries = _entries(name, own)
         shape.wiring(entries)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from rewired.checkpoint.llama import LlamaShape
-from rewired.plan.machine import Load
-from rewired.plan.memory import USABLE, cache_bytes, weight_bytes
+from rewired.checkpoint.memory import USABLE, cache_bytes, weight_bytes
+from rewired.checkpoint.shape import Shape
 from rewired.quantities import count, size
 
 from .request import VLLM, BenchRequest
@@ -16,17 +15,17 @@ from .request import VLLM, BenchRequest
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, contenders: int) -> None:
+def check_memory(request: BenchRequest, shape: Shape, tp: int, batch: int, contenders: int) -> None:
     """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory.
 
     Contenders share both; but each engine of vLLM has its own.
     """
     width = _width(request)
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
-    load = Load(batch, request.prompt, request.new)
-    needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, load))
+    tokens = batch * (request.prompt + request.new)
+    needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, tokens))
     if request.engine == VLLM:
-        needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, load))
+        needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, tokens))
     if request.device == "cuda":
         free, where = USABLE * torch.cuda.get_device_properties(0).total_memory, "a GPU has"
     else:
@@ -39,10 +38,10 @@ def check_memory(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, 
         )
 
 
-def engine_cache(request: BenchRequest, shape: LlamaShape, tp: int, batch: int, spare: int) -> int:
+def engine_cache(request: BenchRequest, shape: Shape, tp: int, batch: int, spare: int) -> int:
     """Bytes of a rank's keys and values in an engine; each sequence has room for so many `spare` tokens more."""
-    load = Load(batch, request.prompt, request.new + spare)
-    return int(_width(request) * cache_bytes(shape, tp, load))
+    tokens = batch * (request.prompt + request.new + spare)
+    return int(_width(request) * cache_bytes(shape, tp, tokens))
 
 
 def _width(request: BenchRequest) -> float:

@@ -14,11 +14,12 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.families import classes, family_of, stock
+from rewired.model.family import Family
 from rewired.model.residual_stream import PeekGain
 from rewired.model.sharding import on_this_rank
 
@@ -34,14 +35,18 @@ class SharedWeights:
         self.dtype, self.device, self.rank = dtype, device, rank
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def load(self, folder: Path, config: LlamaConfig, ranks: int) -> None:
+    def load(self, folder: Path, config: PreTrainedConfig, ranks: int) -> None:
         """Take those of the checkpoint in `folder`, of as many layers as `config` has; its gains stay what they are."""
-        model = LlamaForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=self.dtype,
-            distributed_config=DistributedConfig(tp_size=ranks, tp_plan="auto") if ranks > 1 else None,
-        ).to(self.device)  # type: ignore[arg-type]
+        model = (
+            stock(_family(config), "ForCausalLM")
+            .from_pretrained(
+                folder,
+                config=config,
+                dtype=self.dtype,
+                distributed_config=DistributedConfig(tp_size=ranks, tp_plan="auto") if ranks > 1 else None,
+            )
+            .to(self.device)
+        )
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.tensors[name] = on_this_rank(parameter).detach()
 
@@ -54,8 +59,8 @@ class SharedWeights:
             if id(parameter) not in tied:
                 tied[id(parameter)] = nn.Parameter(self._like(parameter, name, owner, mesh), requires_grad=False)
             setattr(owner, attribute, tied[id(parameter)])
-        rotary = model.model.rotary_emb  # its buffers are in no state dict
-        model.model.rotary_emb = type(rotary)(rotary.config).to(self.device)
+        rotary = model.base_model.rotary_emb  # its buffers are in no state dict
+        model.base_model.rotary_emb = type(rotary)(rotary.config).to(self.device)
 
     def _like(self, parameter: nn.Parameter, name: str, owner: nn.Module, mesh: DeviceMesh | None) -> torch.Tensor:
         shape = on_this_rank(parameter).shape
@@ -73,7 +78,7 @@ class SharedWeights:
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, STD, generator=generator)
 
 
-def build(contender: Contender, config: LlamaConfig, tp_shards: int, mesh: DeviceMesh | None) -> Any:
+def build(contender: Contender, config: PreTrainedConfig, tp_shards: int, mesh: DeviceMesh | None) -> Any:
     """The model of a contender, split over `mesh` and without weights."""
     config = config_of(contender, config, tp_shards)
     with torch.device("meta"):
@@ -84,11 +89,19 @@ def build(contender: Contender, config: LlamaConfig, tp_shards: int, mesh: Devic
     return model
 
 
-def config_of(contender: Contender, config: LlamaConfig, tp_shards: int) -> LlamaConfig:
+def config_of(contender: Contender, config: PreTrainedConfig, tp_shards: int) -> PreTrainedConfig:
     """That of a contender, of the sizes of `config`."""
     if contender.is_stock:
         return config
-    return RewiredLlamaConfig(**{**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards})
+    wired = {**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards}
+    rewired: PreTrainedConfig = classes(_family(config), "Config")(**wired)
+    return rewired
+
+
+def _family(config: PreTrainedConfig) -> Family:
+    family = family_of(config.model_type)
+    assert family is not None, "the checkpoint was opened"
+    return family
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint import provenance
-from rewired.checkpoint.llama import LlamaShape
-from rewired.plan.shapes import find_checkpoint, named_shape
+from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
+from rewired.checkpoint.shape import Shape
 from rewired.progress import announce
 from rewired.ranks import run_on_ranks
 from rewired.sources import checkpoint_folder
@@ -71,7 +71,7 @@ def bench(
 class _Model:
     """The model to bench, before any of it is loaded. `folder` is a checkpoint's, and None for a shape alone."""
 
-    shape: LlamaShape
+    shape: Shape
     config: dict[str, Any]
     own: list[dict[str, Any]]  # regions of the wiring that a checkpoint has
     tp_shards: int | None = None
@@ -96,7 +96,7 @@ def _find(request: BenchRequest) -> _Model:
     )
 
 
-def _cut(shape: LlamaShape, layers: int | None) -> LlamaShape:
+def _cut(shape: Shape, layers: int | None) -> Shape:
     if layers is None:
         return shape
     if layers > shape.num_hidden_layers:

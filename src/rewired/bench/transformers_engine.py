@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import distributed
-from transformers import LlamaConfig
 from transformers.utils import logging
 
+from rewired.checkpoint.shape import family_in
+from rewired.families import stock
 from rewired.progress import Progress
 
 from .all_reduce import measure_all_reduces
@@ -52,7 +53,7 @@ class RankJob:
 def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
 
-    Raises ValueError where `standard` does not compute what stock Llama does.
+    Raises ValueError where `standard` does not compute what the stock model does.
     """
     _quiet_ranks()
     groups = groups_of(job.request, job.tp)
@@ -118,7 +119,7 @@ def _models(job: RankJob, groups: Groups) -> Models:
     request = job.request
     device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
     dtype: torch.dtype = getattr(torch, request.dtype)
-    config = LlamaConfig.from_dict({**job.config, "dtype": dtype})
+    config = stock(family_in(job.config), "Config").from_dict({**job.config, "dtype": dtype})
     weights = SharedWeights(dtype, device, distributed.get_rank())
     if job.weights is not None:
         weights.load(job.weights, config, job.tp)
@@ -142,7 +143,7 @@ def _each(contenders: Sequence[Contender], groups: Groups) -> Iterator[tuple[str
 
 
 def _check_logits(models: Models, job: RankJob) -> None:
-    """Raise ValueError where `standard` is not stock Llama."""
+    """Raise ValueError where `standard` is not the stock model."""
     for link in {link for link, _ in models}:
         stock, standard = models[link, STOCK], models[link, STANDARD]
         tokens = prompt(stock, 1, min(CHECKED, job.request.prompt))
@@ -150,7 +151,7 @@ def _check_logits(models: Models, job: RankJob) -> None:
         difference = ((logits - expected).abs().max() / expected.abs().max()).item()
         if not difference <= TOLERANCE[job.request.dtype]:
             raise ValueError(
-                f"The logits of standard differ from stock Llama's by {difference:.1e} of the largest: nothing was "
+                f"The logits of standard differ from the stock model's by {difference:.1e} of the largest: nothing was "
                 "timed. This is a fault of rewired; please report it with the output of rewired bench."
             )
 

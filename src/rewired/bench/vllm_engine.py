@@ -1,4 +1,4 @@
-"""The cells of one number of ranks, measured by vLLM: its own Llama is `stock`, every other contender our plugin's.
+"""The cells of one number of ranks, measured by vLLM: its own model is `stock`, every other contender our plugin's.
 
 Every rank holds an engine of each contender, and takes all steps that the other ranks take. So engines are timed in
 turns, as models in transformers are. Weights are random: no time depends on them.
@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import distributed
-from transformers import LlamaConfig
+from transformers import PreTrainedConfig
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape, family_in
+from rewired.families import stock
 from rewired.progress import Progress
 from rewired.vllm_start import starting
 
@@ -45,7 +46,7 @@ _PAGES = 256  # tokens more than a sequence has, in its last page and in one tha
 def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
 
-    Raises ValueError where vLLM refuses a model, or `standard` does not compute what vLLM's own Llama does.
+    Raises ValueError where vLLM refuses a model, or `standard` does not compute what vLLM's own model does.
     """
     os.environ.update(_ENVIRONMENT)
     _join(job)
@@ -90,7 +91,8 @@ def _generate(engine: Any, prompts: Sequence[list[int]], new: int) -> dict[str, 
 
 
 def _engines(job: RankJob, batch: int, folder: Path) -> dict[str, Any]:
-    config = LlamaConfig.from_dict({**job.config, "architectures": ["LlamaForCausalLM"]})
+    family = family_in(job.config)
+    config = stock(family, "Config").from_dict({**job.config, "architectures": [family.architecture]})
     config.max_position_embeddings = max(config.max_position_embeddings, job.request.prompt + job.request.new)
     engines = {}
     with Progress("bench: start engine", len(job.contenders)) as progress:
@@ -100,11 +102,12 @@ def _engines(job: RankJob, batch: int, folder: Path) -> dict[str, Any]:
     return engines
 
 
-def _engine(contender: Contender, config: LlamaConfig, job: RankJob, batch: int, folder: Path) -> Any:
+def _engine(contender: Contender, config: PreTrainedConfig, job: RankJob, batch: int, folder: Path) -> Any:
     """vLLM with one contender, whose weights are made on the rank that holds them."""
     request, length = job.request, job.request.prompt + job.request.new
     own = config_of(contender, config, job.tp_shards)
-    own.architectures = ["LlamaForCausalLM" if contender.is_stock else "RewiredLlamaForCausalLM"]
+    architecture = family_in(job.config).architecture
+    own.architectures = [architecture if contender.is_stock else f"Rewired{architecture}"]
     own.save_pretrained(folder)
     with starting(contender.name):
         from vllm import LLM
@@ -124,14 +127,12 @@ def _engine(contender: Contender, config: LlamaConfig, job: RankJob, batch: int,
             max_model_len=length,
             max_num_seqs=batch,
             max_num_batched_tokens=batch * length,
-            kv_cache_memory_bytes=engine_cache(
-                request, LlamaShape.from_config(config.to_dict()), job.tp, batch, _PAGES
-            ),
+            kv_cache_memory_bytes=engine_cache(request, Shape.from_config(config.to_dict()), job.tp, batch, _PAGES),
         )
 
 
 def _check_logprobs(engines: Mapping[str, Any], job: RankJob) -> None:
-    """Raise ValueError where `standard` is not vLLM's own Llama."""
+    """Raise ValueError where `standard` is not vLLM's own model."""
     from vllm import SamplingParams
 
     prompts = _prompts(engines[STOCK], 1, min(CHECKED, job.request.prompt))
@@ -145,7 +146,7 @@ def _check_logprobs(engines: Mapping[str, Any], job: RankJob) -> None:
     difference = ((found[STANDARD] - found[STOCK]).abs().max() / found[STOCK].abs().max()).item()
     if not difference <= TOLERANCE[job.request.dtype]:
         raise ValueError(
-            f"The log-probabilities of standard differ from vLLM's own Llama's by {difference:.1e} of the largest: "
+            f"The log-probabilities of standard differ from vLLM's own model's by {difference:.1e} of the largest: "
             "nothing was timed. This is a fault of rewired; please report it with the output of rewired bench."
         )
 

@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
-from .llama import DENSE, LlamaShape, source_wiring
 from .records import check_records, check_rope
 from .safetensors_header import TensorInfo, read_header
+from .shape import Shape, source_wiring
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-GAIN_SUFFIXES = ("input_gain.weight", "post_attention_gain.weight")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _IGNORED = ("rotary_emb.inv_freq",)  # a buffer that old checkpoints saved
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Llama's config, shape and wiring, and, once `weights` were checked, its tensors and their files."""
+    """A model's config, shape and wiring, and, once `weights` were checked, its tensors and their files."""
 
     folder: Path
     config: dict[str, Any]
-    shape: LlamaShape
+    shape: Shape
     wiring: Wiring
 
     @classmethod
@@ -38,7 +38,7 @@ class Checkpoint:
             raise ValueError(missing_config(folder, str(folder)))
         check_none_beside(folder)
         config = read_json(folder / "config.json")
-        shape = LlamaShape.from_config(config)
+        shape = Shape.from_config(config)
         wiring = source_wiring(config, shape)
         check_rope(config)
         check_records(config)
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def is_rewired(self) -> bool:
-        return bool(self.config["model_type"] != DENSE)
+        return bool(self.config["model_type"] != self.shape.family.model_type)
 
     @property
     def tp_shards(self) -> int | None:
@@ -101,7 +101,8 @@ class Checkpoint:
 
     def gains(self, tensors: Iterable[str]) -> list[str]:
         """Those of `tensors` that are stored gains of peeking modules."""
-        return [name for name in tensors if name.endswith(GAIN_SUFFIXES)]
+        suffixes = tuple(f"{gain}.weight" for gain in self.shape.family.gains)
+        return [name for name in tensors if name.endswith(suffixes)]
 
     def _weight_map(self) -> Mapping[str, str]:
         weight_map = read_json(self.folder / INDEX).get("weight_map")
@@ -127,8 +128,9 @@ class Checkpoint:
                 )
 
     def unexpected(self, tensors: Iterable[str]) -> list[str]:
-        """Those of `tensors` that no Llama of this config reads."""
-        known = {*self.shape.tensors(), *gain_names(self.wiring), "lm_head.weight"}
+        """Those of `tensors` that no model of this config reads."""
+        family = self.shape.family
+        known = {*self.shape.tensors(), *gain_names(family, self.wiring), f"{family.head}.weight"}
         return [name for name in tensors if name not in known and not name.endswith(_IGNORED)]
 
 
@@ -150,12 +152,13 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def gain_names(wiring: Wiring) -> list[str]:
+def gain_names(family: Family, wiring: Wiring) -> list[str]:
     """The gains that a model of this wiring has: one for each module whose view differs per shard."""
     return [
-        f"model.layers.{index // 2}.{GAIN_SUFFIXES[index % 2]}"
-        for index, module in enumerate(wiring.modules)
-        if module.reads_shards
+        f"{family.layer(layer)}.{module.gain}.weight"
+        for layer, wirings in enumerate(wiring.layers)
+        for module, of_module in zip(family.modules, wirings, strict=True)
+        if of_module.reads_shards
     ]
 
 

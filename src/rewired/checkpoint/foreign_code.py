@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .rewired_llama import AUTO_MAP
+from .rewired_config import is_ours
 
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 # as transformers reads them: an implementation can be a kernel on the hub, and another configuration file names any
@@ -50,7 +50,7 @@ def note_on_dropped(dropped: Mapping[str, Dropped]) -> list[str]:
         f"{name} {json.dumps(value)} of {file}"
         for file, entries in dropped.items()
         for name, value in entries
-        if (name, value) != ("auto_map", AUTO_MAP)
+        if not (name == "auto_map" and is_ours(value))
     ]
     if not entries:
         return []

@@ -11,6 +11,7 @@ from trl import SFTConfig
 from rewired.adapt.recipe.keys import Recipe
 
 from .communication import Communication
+from .late_gradients import compute_late
 from .nodes import Nodes
 from .options import Comm
 
@@ -55,7 +56,12 @@ class CommKeys:
             options.node_size(ranks)
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
-        """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights."""
+        """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
+
+        Under tensor parallelism, which sends none of these, the student's layers compute weight gradients late.
+        """
+        if recipe.tp_size > 1:
+            compute_late(student)
         if (options := self.options) is None:
             return None
         nodes = Nodes.of(options.node_size(recipe.fsdp_size), student.device.type)

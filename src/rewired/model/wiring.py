@@ -226,12 +226,3 @@ def _check_same_merge(before: Region, region: Region) -> None:
             f"Layers {before.layers} merge by '{before.merge}' and layers {region.layers} by '{region.merge}', and "
             "their local parts mix: give both the same merge."
         )
-
-
-def check_shards(shards: int, name: str = "tp_shards", **sizes: int) -> None:
-    """Raise ValueError naming the first of `sizes` (heads, KV heads, MLP width) that `shards` does not divide."""
-    if type(shards) is not int or shards < 1:
-        raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
-    for size_name, size in sizes.items():
-        if size % shards:
-            raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")

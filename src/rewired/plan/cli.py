@@ -117,10 +117,11 @@ def _check_unused(options: Mapping[str, object]) -> None:
 def _train(
     model: str, hardware: str, nodes: int, gpus_per_node: int, batch: str | None, tokens: int, as_json: bool
 ) -> None:
+    from rewired.checkpoint.named_shapes import find_shape
+
     from . import hardware as machines
     from .grid_report import print_grids, to_json
     from .grids import plan_grids
-    from .shapes import find_shape
 
     sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
     if len(sequences) > 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape, Work
 
 from .engine import Engine
 from .hardware import Hardware
-from .shapes import attention_weights, head_weights, mlp_weights
 
 _ITEM = 2  # bytes of a 16-bit number
 _STREAM_PASSES = 6  # of a module over its rows: read and write around the norm, the products, and the addition
@@ -33,31 +33,32 @@ class Step:
 class Rank:
     """One of `tp` ranks that share every layer of a model."""
 
-    shape: LlamaShape
+    shape: Shape
     hardware: Hardware
     engine: Engine
     tp: int
 
     def attention(self, step: Step) -> float:
+        work = self._works[0]
         return (
-            self.products(step.rows, attention_weights(self.shape) / self.tp)
+            self.products(step.rows, work.weights / self.tp)
             + self.scores(step)
             + self._stream(step.rows)
             + self.engine.attention_overhead
         )
 
     def mlp(self, step: Step) -> float:
-        activations = 3 * step.rows * self.shape.intermediate_size / self.tp * _ITEM
+        work = self._works[1]
         return (
-            self.products(step.rows, mlp_weights(self.shape) / self.tp)
-            + self._roofline(0, activations)
+            self.products(step.rows, work.weights / self.tp)
+            + self._roofline(0, step.rows * work.activations / self.tp * _ITEM)
             + self._stream(step.rows)
             + self.engine.mlp_overhead
         )
 
     def head(self, step: Step) -> float:
         """The logits: of the last position, or of all where the engine computes them all."""
-        weights = head_weights(self.shape) / (self.tp if self.engine.shards_head else 1)
+        weights = self.shape.head_weights / (self.tp if self.engine.shards_head else 1)
         return self.products(step.rows if self.engine.logits_of_prompt else step.sequences, weights)
 
     def quantising(self, step: Step) -> float:
@@ -71,14 +72,19 @@ class Rank:
 
     def scores(self, step: Step) -> float:
         """Queries against the cache. Flash attention skips the half of a prompt that is masked."""
-        engine, shape = self.engine, self.shape
+        engine, work = self.engine, self._works[0]
         positions = max(engine.static_cache, step.context)
-        heads = shape.num_attention_heads / self.tp
-        kv_heads = max(1.0, shape.num_key_value_heads / self.tp)
+        heads = work.heads / self.tp
+        kv_heads = max(1.0, work.kv_heads / self.tp)
         attended = positions if engine.score_passes else positions - (step.new - 1) / 2
-        cache = 2 * step.sequences * positions * shape.head_dim * _ITEM * (kv_heads + heads * engine.cache_passes)
+        cache = 2 * step.sequences * positions * work.head_dim * _ITEM * (kv_heads + heads * engine.cache_passes)
         matrix = step.rows * heads * positions * _ITEM * engine.score_passes
-        return self._roofline(4 * step.rows * attended * heads * shape.head_dim, cache + matrix)
+        return self._roofline(4 * step.rows * attended * heads * work.head_dim, cache + matrix)
+
+    @cached_property
+    def _works(self) -> list[Work]:
+        """The attention's and the MLP's."""
+        return [self.shape.work(module) for module in self.shape.family.modules]
 
     def _stream(self, rows: int) -> float:
         return self._roofline(0, _STREAM_PASSES * rows * self.shape.hidden_size * _ITEM)

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import parse_wiring, region_name, wiring_text
 
@@ -63,7 +63,7 @@ def _last_layers(wiring: Wiring) -> tuple[str, float]:
     return region_name(region) if is_it else "", 1 - start / wiring.num_layers
 
 
-def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
+def selected(file: Path, shape: Shape) -> list[Candidate]:
     """The candidates in a selection.json of `rewired select`. Raises ValueError where it is none."""
     if not file.is_file():
         raise ValueError(f"There is no file {file}: --frontier takes a selection.json of `rewired select`.")
@@ -76,7 +76,7 @@ def selected(file: Path, shape: LlamaShape) -> list[Candidate]:
     return [first, *found[1:]]
 
 
-def _selected(entry: dict[str, Any], shape: LlamaShape) -> Candidate:
+def _selected(entry: dict[str, Any], shape: Shape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
     measured = entry.get("measured") or {}
     return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, measured.get("refitted"))

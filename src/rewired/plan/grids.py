@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.quantities import count
 
 from .hardware import Hardware
-from .shapes import attention_weights, head_weights, mlp_weights
 
 _ITEM = 2  # bytes of a 16-bit number
 _STATE = 16  # bytes a weight: itself, its gradient, and AdamW's two moments and master copy in 32 bits
@@ -78,7 +77,7 @@ class GridPlan:
     left_out: list[str]  # sentences
 
 
-def plan_grids(shape: LlamaShape, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int) -> GridPlan:
+def plan_grids(shape: Shape, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int) -> GridPlan:
     """Every grid of nodes * gpus_per_node ranks for steps of `batch` sequences of `tokens`.
 
     Raises ValueError where none of them fits.
@@ -100,18 +99,18 @@ def plan_grids(shape: LlamaShape, sheet: Hardware, nodes: int, gpus_per_node: in
 
 
 def price(
-    shape: LlamaShape, sheet: Hardware, gpus_per_node: int, grid: tuple[int, int, int], batch: int, tokens: int
+    shape: Shape, sheet: Hardware, gpus_per_node: int, grid: tuple[int, int, int], batch: int, tokens: int
 ) -> Grid:
     tp, fsdp, replicate = grid
     node = sheet.network_bandwidth * gpus_per_node
     inner, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
     rows = batch * tokens / (fsdp * replicate)  # tokens of a step on each rank
     layers = shape.num_hidden_layers
-    layer = attention_weights(shape) + mlp_weights(shape)
+    layer = shape.layer_weights
     shard = _ITEM * layer / tp / fsdp
     activations = _ITEM * rows * shape.hidden_size
-    numbers = layers * layer + head_weights(shape) * (1 if shape.tie_word_embeddings else 2)
-    flops = 2 * batch * tokens * (layers * layer + head_weights(shape)) * _COMPUTE
+    numbers = layers * layer + shape.head_weights * (1 if shape.tie_word_embeddings else 2)
+    flops = 2 * batch * tokens * (layers * layer + shape.head_weights) * _COMPUTE
     return Grid(
         *grid,
         tensor=6 * layers * all_reduce(tp, activations, inner),  # two of each layer: forward, again, and backward
@@ -127,7 +126,7 @@ def _grids(gpus: int) -> Iterator[tuple[int, int, int]]:
     return ((tp, fsdp, gpus // tp // fsdp) for tp in divisors for fsdp in divisors if gpus % (tp * fsdp) == 0)
 
 
-def _refusal(shape: LlamaShape, tp: int, data_ranks: int, batch: int) -> str | None:
+def _refusal(shape: Shape, tp: int, data_ranks: int, batch: int) -> str | None:
     try:
         shape.check_shards(tp)
     except ValueError as error:

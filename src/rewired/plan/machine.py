@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.wiring import Wiring
 
 from . import engine as engines
@@ -54,7 +54,7 @@ class Machine:
     all_reduce: AllReduce
     tp: int
 
-    def generate(self, shape: LlamaShape, wiring: Wiring, load: Load, communicates: bool = True) -> Generation:
+    def generate(self, shape: Shape, wiring: Wiring, load: Load, communicates: bool = True) -> Generation:
         rank = Rank(shape, self.hardware, self.engine, self.tp)
 
         def time(step: Step) -> PassTime:

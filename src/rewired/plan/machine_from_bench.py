@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.named_shapes import find_shape
+from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
 
@@ -25,7 +26,6 @@ from .all_reduce_time import Curve
 from .compute import Rank, Step
 from .machine import Machine
 from .pass_time import PassTime, pass_time
-from .shapes import find_shape
 from .wirings import wiring_of
 
 _STEPS = 30  # of an approximation
@@ -34,7 +34,7 @@ _NUMBERS = ("tp", "batch", "prompt", "prefill_seconds", "decode_seconds")
 
 @dataclass(frozen=True)
 class _Row:
-    shape: LlamaShape
+    shape: Shape
     wiring: str
     tp: int
     batch: int

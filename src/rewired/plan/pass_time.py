@@ -35,10 +35,9 @@ class PassTime:
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
     attention, mlp = rank.attention(step), rank.mlp(step)
-    modules = wiring.modules
-    works = [mlp if index % 2 else attention - fused_saving(rank, each) for index, each in enumerate(modules)]
+    works = [seconds for first, _ in wiring.layers for seconds in (attention - fused_saving(rank, first), mlp)]
     communication = waited = 0.0
-    for index, module in enumerate(modules):
+    for index, module in enumerate(wiring.modules):
         if not (communicates and module.launches):
             continue
         size = step.rows * module.payload_bytes(_ITEM)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.memory import USABLE, cache_bytes, weight_bytes
+from rewired.checkpoint.named_shapes import find_shape
+from rewired.checkpoint.shape import Shape
 from rewired.model.payload import FULL
 from rewired.model.wiring_text import wiring_text
 
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
-from .memory import USABLE, cache_bytes, weight_bytes
-from .shapes import find_shape
 from .wirings import Candidate, candidates
 
 GOALS = ("ttft", "latency", "throughput")
@@ -74,7 +74,7 @@ class Priced:
 class Ranking:
     request: PlanRequest
     machine: Machine
-    shape: LlamaShape
+    shape: Shape
     weights: float  # bytes of one rank
     caches: dict[int, float]  # by batch, bytes of one rank
     rows: list[Priced]  # best first within a batch
@@ -114,7 +114,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
     caches: dict[int, float] = {}
     for batch in sorted(set(request.batches)):
         load = Load(batch, request.prompt, request.new)
-        cache = cache_bytes(shape, tp, load)
+        cache = cache_bytes(shape, tp, load.batch * (load.prompt + load.new))
         if weights + cache > memory:
             too_large.append(_too_large(batch, weights, cache, machine))
             continue
@@ -125,7 +125,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
     return Ranking(request, machine, shape, weights, caches, rows, left_out + too_large)
 
 
-def _candidates(request: PlanRequest, shape: LlamaShape) -> list[Candidate]:
+def _candidates(request: PlanRequest, shape: Shape) -> list[Candidate]:
     return candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
 
 
@@ -148,7 +148,7 @@ def _too_large(batch: int, weights: float, cache: float, machine: Machine) -> st
 
 
 def _price(
-    machine: Machine, shape: LlamaShape, chosen: Sequence[Candidate], load: Load, request: PlanRequest
+    machine: Machine, shape: Shape, chosen: Sequence[Candidate], load: Load, request: PlanRequest
 ) -> list[Priced]:
     """One batch's rows, best first."""
     machines = [machine, machine.off_by(-1), machine.off_by(1)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE, parse_wiring, wiring_text
@@ -54,12 +54,12 @@ class Candidate:
 
 
 @cache
-def wiring_of(shape: LlamaShape, text: str) -> Wiring:
+def wiring_of(shape: Shape, text: str) -> Wiring:
     """Raises ValueError for a text that is no wiring of this model."""
     return shape.wiring([] if text == NONE else parse_wiring(text))
 
 
-def candidates(shape: LlamaShape, texts: Iterable[str] | None = None) -> list[Candidate]:
+def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candidate]:
     """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES.
 
     Raises ValueError for a text that is no wiring of this model.

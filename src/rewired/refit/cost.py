@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.wiring import Wiring
 from rewired.quantities import operations, size
 
@@ -24,13 +24,11 @@ class Cost:
     solves: int  # operations, too: three ridges for each least-squares problem
 
     @classmethod
-    def of(cls, shape: LlamaShape, wiring: Wiring, tp_shards: int, tokens: int, matrices: bool = True) -> Cost:
+    def of(cls, shape: Shape, wiring: Wiring, tp_shards: int, tokens: int, matrices: bool = True) -> Cost:
         """Of fitting the modules that `wiring` rewires; their gains alone if not `matrices`."""
         tokens += tokens // FIRST
-        hidden, mlp = shape.hidden_size, shape.intermediate_size
-        heads, kv_heads = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        widest = max(mlp, heads)
-        layer = hidden * (2 * heads + 2 * kv_heads + 3 * mlp)
+        hidden, layer = shape.hidden_size, shape.layer_weights
+        widest = max(shape.size(module.writer.width) for module in shape.family.modules)
         rewired = wiring.rewired_layers
         below, region = rewired[0], rewired[-1] + 1 - rewired[0]
         above = wiring.num_layers - below - region
@@ -64,18 +62,19 @@ class Cost:
         )
 
 
-def _arithmetic(shape: LlamaShape, wiring: Wiring, views: int) -> tuple[int, int]:
+def _arithmetic(shape: Shape, wiring: Wiring, views: int) -> tuple[int, int]:
     """Operations of all fits: for each token, in Gram matrices and where neurons are placed; and once, in solves."""
-    hidden, mlp, heads = shape.hidden_size, shape.intermediate_size, shape.num_attention_heads * shape.head_dim
+    hidden = shape.hidden_size
     each_token = solves = 0
-    for index, module in enumerate(wiring.modules):
-        if not module.is_rewired:
-            continue
-        inputs = mlp if index % 2 else heads
-        each_token += 2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
-        solves += views * _solve(hidden, hidden) + _solve(inputs, hidden)
-        if index % 2 and module.reads_shards:
-            each_token += 4 * (views + 1) * hidden * mlp // HELD_OUT
+    for wirings in wiring.layers:
+        for module, of_module in zip(shape.family.modules, wirings, strict=True):
+            if not of_module.is_rewired:
+                continue
+            inputs = shape.size(module.writer.width)
+            each_token += 2 * views * 2 * hidden * hidden + 2 * inputs * (inputs + hidden)
+            solves += views * _solve(hidden, hidden) + _solve(inputs, hidden)
+            if of_module.reads_shards and not module.is_attention:
+                each_token += 4 * (views + 1) * hidden * inputs // HELD_OUT
     return each_token, solves
 
 

@@ -7,26 +7,31 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.model.family import Module
 from rewired.model.residual_stream import ResidualStream
-from rewired.model.sharding import ROW_PARALLEL, OnShards, pack_shards, row_parallel
+from rewired.model.rewired_layer import RewiredLayer
+from rewired.model.sharding import OnShards, pack_shards, row_parallel
+from rewired.model.wiring import ModuleWiring
 
 
 class RefitModule:
-    """One module of `layer`, which reads the stream and writes to it. All shards are in this process."""
+    """The module `names` of a `layer`, which reads the stream and writes to it. All shards are in this process."""
 
-    def __init__(self, layer: RewiredLlamaDecoderLayer, is_mlp: bool) -> None:
-        self.is_mlp = is_mlp
+    def __init__(self, layer: RewiredLayer, names: Module, wiring: ModuleWiring) -> None:
+        self.names, self.wiring = names, wiring
+        self.is_mlp = not names.is_attention
         self.shards = layer.shards
-        self.wiring = layer.mlp_wiring if is_mlp else layer.attn_wiring
-        self.gain = layer.post_attention_gain if is_mlp else layer.input_gain
-        self.norm = layer.post_attention_layernorm if is_mlp else layer.input_layernorm
-        self.stock: Any = layer.mlp if is_mlp else layer.self_attn
-        names = ("gate_proj", "up_proj") if is_mlp else ("q_proj", "k_proj", "v_proj")
-        self.inputs: list[nn.Linear] = [getattr(self.stock, name) for name in names]
-        self.output: nn.Linear = getattr(self.stock, "down_proj" if is_mlp else "o_proj")
+        self.gain: Any = getattr(layer, names.gain)
+        self.norm: Any = layer.get_submodule(names.norm)
+        self.stock: Any = layer.get_submodule(names.path)
+        self.inputs: list[nn.Linear] = [getattr(self.stock, linear.name) for linear in names.readers]
+        self.output: nn.Linear = getattr(self.stock, names.writer.name)
+
+    @classmethod
+    def all_of(cls, layer: RewiredLayer) -> list[RefitModule]:
+        """Those of a layer, in the order in which they run."""
+        return [cls(layer, *each) for each in zip(layer.family.modules, layer.wirings, strict=True)]
 
     def read(self, stream: ResidualStream) -> tuple[torch.Tensor, ResidualStream]:
         """The view, [B, T, H] or [r, B, T, H], and the stream after the read."""
@@ -36,21 +41,23 @@ class RefitModule:
         """The input of the module's last projection, [B, T, A]."""
         reads_shards = self.wiring.reads_shards
         inputs = self.norm(view)
-        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards, gives_partials=False)
         inputs = pack_shards(inputs) if reads_shards else inputs
         if self.is_mlp:
-            return LlamaMLP.forward(module, inputs)
-        return LlamaAttention.forward(module, inputs, position_embeddings, attention_mask=None)[0]
+            return self._run(reads_shards, inputs)
+        return self._run(reads_shards, inputs, position_embeddings, attention_mask=None)[0]
 
     def neurons(self, normalised: torch.Tensor) -> torch.Tensor:
         """The activations of an MLP's neurons, [n, A], if all of them read the same `normalised` view, [n, H]."""
-        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards=False, gives_partials=False)
-        return LlamaMLP.forward(module, normalised * self.norm.weight)
+        return self._run(False, normalised * self.norm.weight)
 
     def own_neurons(self, normalised: torch.Tensor) -> torch.Tensor:
         """The activations of an MLP's neurons, [n, A], each on its own shard's `normalised` view, [r, n, H]."""
-        module: Any = _WithoutLastProjection(self.stock, self.shards, reads_shards=True, gives_partials=False)
-        return LlamaMLP.forward(module, pack_shards((normalised * self.norm.weight)[:, None]))[0]
+        return self._run(True, pack_shards((normalised * self.norm.weight)[:, None]))[0]
+
+    def _run(self, reads_shards: bool, *args: Any, **kwargs: Any) -> Any:
+        """The stock module's own forward, with the identity for a last projection."""
+        module = _WithoutLastProjection(self.stock, self.names, self.shards, reads_shards, gives_partials=False)
+        return self.stock.stock_class.forward(module, *args, **kwargs)
 
     def write(self, stream: ResidualStream, hidden: torch.Tensor) -> ResidualStream:
         """The stream after the module's last projection of `hidden`, [B, T, A], was written to it."""
@@ -90,7 +97,7 @@ class _WithoutLastProjection(OnShards):
     """A module as its own `forward` should see it, with the identity for a last projection."""
 
     def __getattr__(self, name: str) -> Any:
-        return _same if name in ROW_PARALLEL else super().__getattr__(name)
+        return _same if name == self.writer else super().__getattr__(name)
 
 
 def _same(hidden_states: torch.Tensor) -> torch.Tensor:

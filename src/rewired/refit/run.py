@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from rewired.cache import digest
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
+from rewired.checkpoint.shape import family_in
 from rewired.divergence import Divergence
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
+from rewired.families import classes
+from rewired.model.configuration import RewiredConfig
 from rewired.quantities import count
 from rewired.ranks import choose_device
 from rewired.text.tokenizer import load_tokenizer
@@ -133,8 +134,8 @@ def refit(
         "matrices": request.matrices,
     }
     started = time.perf_counter()
-    weights = Weights(tensors, torch.device(choose_device("auto", 1)))
-    finished, fits = Finished(work, settings), list[Fit]()
+    weights = Weights(tensors, torch.device(choose_device("auto", 1)), family_in(config))
+    finished, fits = Finished(work, settings, weights.family), list[Fit]()
     resumes = finished.has_begun()
     on_start(calibration.tokens)
 
@@ -175,14 +176,15 @@ def explain_oom() -> Iterator[None]:
         ) from None
 
 
-def model_config(config: Mapping[str, Any]) -> RewiredLlamaConfig:
+def model_config(config: Mapping[str, Any]) -> RewiredConfig:
     """The model's config for the values in `config`. Raises ValueError where they describe no model."""
     try:
-        parsed = RewiredLlamaConfig.from_dict(dict(config))
+        family = family_in(config)
+        parsed: RewiredConfig = classes(family, "Config").from_dict(dict(config))
         with torch.device("meta"):
-            RewiredLlamaDecoderLayer(parsed, 0, *parsed.resolved_wiring.layers[0])
+            classes(family, "DecoderLayer")(parsed, 0, parsed.resolved_wiring.layers[0])
     except Exception as error:  # whatever a value of another kind makes of transformers' code
-        raise ValueError(f"config.json describes no Llama that can be run ({error!r}).") from None
+        raise ValueError(f"config.json describes no model that can be run ({error!r}).") from None
     return parsed
 
 

@@ -13,10 +13,10 @@ from functools import partial
 
 import torch
 from torch.nn.functional import linear, rms_norm
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rewired.divergence import Divergence, divergence
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
+from rewired.families import classes
+from rewired.model.configuration import RewiredConfig
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import Wiring
@@ -45,7 +45,7 @@ class Sweep:
 
     def __init__(
         self,
-        config: RewiredLlamaConfig,
+        config: RewiredConfig,
         weights: Weights,
         calibration: Calibration,
         dtype: str | None,
@@ -65,7 +65,7 @@ class Sweep:
         self.shards = Shards(config.tp_shards, config.tp_shards)
         positions = torch.arange(calibration.windows.shape[1], device=self.device)[None]
         like = torch.empty(1, device=self.device)
-        self.position_embeddings = LlamaRotaryEmbedding(config).to(self.device)(like, positions)
+        self.position_embeddings = _rotary_embedding(config).to(self.device)(like, positions)
 
     @torch.no_grad()
     def run(self, finished: Finished, on_layer: Callable[[int, int, list[Fit]], None]) -> tuple[Divergence, Divergence]:
@@ -100,7 +100,8 @@ class Sweep:
 
     def start(self) -> list[Batch]:
         """All texts before the first layer."""
-        table = self.weights.tensor("model.embed_tokens.weight")
+        family = self.config.family
+        table = self.weights.tensor(f"{family.in_base(family.embedding)}.weight")
         batches = []
         for held_out in (False, True):
             for texts in self.calibration.texts(held_out):  # [W, T]
@@ -119,8 +120,8 @@ class Sweep:
         started = self._now()
         for number, batch in enumerate(batches):
             stream = batch.refitted
-            for is_mlp in (False, True):
-                stream = self._step(RefitModule(layer, is_mlp), stream)
+            for module in RefitModule.all_of(layer):
+                stream = self._step(module, stream)
             total = self.store.put(stream.total(layer.shards))
             batches[number] = Batch.start(self.store.put_stream(stream), total, batch.held_out)
         self.seconds += self._now() - started
@@ -137,20 +138,19 @@ class Sweep:
         start = {name: tensor.clone() for name, tensor in start.items()}
         refitted = self.layers.build(index, self.wirings[index], start)
         fits = list(known.fits) if known else []
-        for is_mlp in (False, True):
-            self._step_original(RefitModule(original, is_mlp), batches)
-            self._step_converted(RefitModule(converted, is_mlp), batches)
-            module = RefitModule(refitted, is_mlp)
-            is_fitted = known is None and self._fits(index)[is_mlp]
-            fits += self._step_refitted(index, module, batches, partial(self.layers.round, index, refitted), is_fitted)
+        round_weights = partial(self.layers.round, index, refitted)
+        modules = zip(*map(RefitModule.all_of, (original, converted, refitted)), self._fits(index), strict=True)
+        for of_original, of_converted, module, fits_it in modules:
+            self._step_original(of_original, batches)
+            self._step_converted(of_converted, batches)
+            fits += self._step_refitted(index, module, batches, round_weights, known is None and fits_it)
         return self.layers.changed(index, refitted, source), fits
 
     @torch.no_grad()
     def advance(self, index: int, streams: Sequence[ResidualStream]) -> list[ResidualStream]:
         """`streams` after layer `index`, as the original has it."""
         layer = self.layers.build(index, self.dense_wirings[index], self.weights.layer(index))
-        for is_mlp in (False, True):
-            module = RefitModule(layer, is_mlp)
+        for module in RefitModule.all_of(layer):
             streams = [self.store.put_stream(self._step(module, stream)) for stream in streams]
         return list(streams)
 
@@ -226,27 +226,33 @@ class Sweep:
     @torch.no_grad()
     def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:
         """On the held-out windows: of the head's predictions from `others` to those from `originals`."""
-        norm, head = (self.weights.tensor(name) for name in ("model.norm.weight", self._head()))
+        family = self.config.family
+        head = family.in_base(family.embedding) if self.config.tie_word_embeddings else family.head
+        norm, matrix = (self.weights.tensor(f"{name}.weight") for name in (family.in_base(family.last_norm), head))
 
         def logits(totals: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
             states = (window for total in totals for window in total)
 
             def next_window(_: torch.Tensor) -> torch.Tensor:
                 normalised = rms_norm(next(states).to(self.device), norm.shape, norm, self.config.rms_norm_eps)
-                return linear(normalised, head)[None]
+                return linear(normalised, matrix)[None]
 
             return next_window
 
         windows = self.calibration.windows[torch.tensor(self.calibration.held_out)]
         return divergence(logits(originals), logits(others), windows)
 
-    def _head(self) -> str:
-        return "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
-
     def _now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+def _rotary_embedding(config: RewiredConfig) -> torch.nn.Module:
+    """That of a model of this `config`, with its buffers."""
+    with torch.device("meta"):
+        rotary = classes(config.family, "Model")(config).rotary_emb
+    return type(rotary)(config)
 
 
 def _check_finite(index: int, batches: Sequence[Batch], changed: dict[str, torch.Tensor]) -> None:

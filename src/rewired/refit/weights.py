@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rewired.checkpoint.tensors import save_tensors
+from rewired.model.family import Family
 
 from .fitting import Fit
 
@@ -24,6 +25,7 @@ class Weights:
 
     files: Mapping[str, Path]  # of every tensor
     device: torch.device
+    family: Family
 
     def tensor(self, name: str) -> torch.Tensor:
         with safe_open(self.files[name], framework="pt") as file:
@@ -31,12 +33,12 @@ class Weights:
 
     def layer(self, index: int) -> dict[str, torch.Tensor]:
         """The tensors of layer `index`, under their names in it."""
-        prefix = _prefix(index)
+        prefix = f"{self.family.layer(index)}."
         return {name.removeprefix(prefix): self.tensor(name) for name in self.files if name.startswith(prefix)}
 
     def dtype(self, index: int, name: str) -> torch.dtype | None:
         """What tensor `name` of layer `index` is stored in; None if it is not there."""
-        name = _prefix(index) + name
+        name = f"{self.family.layer(index)}.{name}"
         if name not in self.files:
             return None
         with safe_open(self.files[name], framework="pt") as file:
@@ -58,8 +60,8 @@ class Finished:
     They are good for one conversion only, which `settings` describes: what another one left there is removed.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, settings: Mapping[str, Any], family: Family) -> None:
+        self.folder, self.family = folder, family
         self.settings = json.dumps(settings, sort_keys=True)
         known = folder / "settings.json"
         if folder.is_symlink() or not known.is_file() or known.read_bytes() != self.settings.encode():
@@ -69,7 +71,8 @@ class Finished:
         layer = _read(self._path(index))
         if layer is None:
             return None
-        tensors = {name.removeprefix(_prefix(index)): tensor for name, tensor in layer.tensors.items()}
+        prefix = f"{self.family.layer(index)}."
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in layer.tensors.items()}
         return FinishedLayer(tensors, layer.fits)
 
     def write(self, index: int, tensors: Mapping[str, torch.Tensor], fits: Sequence[Fit]) -> None:
@@ -78,7 +81,7 @@ class Finished:
             self.folder.mkdir()
             (self.folder / "settings.json").write_bytes(self.settings.encode())
         scratch = self.folder / "writing"
-        on_cpu = {_prefix(index) + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        on_cpu = {f"{self.family.layer(index)}.{name}": tensor.cpu().contiguous() for name, tensor in tensors.items()}
         fits_json = json.dumps([asdict(fit) for fit in fits])
         save_tensors(on_cpu, scratch, {"fits": fits_json, "sha256": _sha256(on_cpu)})
         scratch.replace(self._path(index))
@@ -117,10 +120,6 @@ def _sha256(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _prefix(index: int) -> str:
-    return f"model.layers.{index}."
 
 
 def discard(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""A basis of the residual stream, folded into a Llama's weights: what was a stream x is then x R.
+"""A basis of the residual stream, folded into a model's weights: what was a stream x is then x R.
 
 RMSNorm divides by the same number in every orthonormal basis, once what reads it takes over its weight gamma:
 
-    E' = E R    W' = W diag(gamma) R, of q, k, v, gate, up and the head    W' = R^T W, b' = R^T b, of o and down
+    E' = E R    W' = W diag(gamma) R, of what reads the stream and of the head    W' = R^T W, b' = R^T b, of what writes
 
 and gamma' = 1. The function is the same as long as nothing looks at single channels of the stream.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,9 @@ import torch
 from safetensors import safe_open
 
 from rewired.checkpoint.checkpoint import INDEX, Checkpoint, read_json
+from rewired.checkpoint.shape import Shape
 from rewired.checkpoint.tensors import read_tensor, save_tensors, write_index
 
-EMBEDDING, HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-_NORM_OF = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "input_layernorm") | dict.fromkeys(
-    ("gate_proj", "up_proj"), "post_attention_layernorm"
-)
-_WRITERS = ("o_proj", "down_proj")
 _ROWS = 4096  # multiplied at a time, so that the largest matrix is never in memory in several copies of float32
 
 
@@ -44,14 +39,13 @@ def write_rotated(
     each of the original's has, and all of them.
     """
     files = {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
-    head = HEAD if HEAD in files else EMBEDDING  # transformers, too, reads one that is there
-    folding = _Folding(files, basis, head, getattr(torch, dtype) if dtype else None)
+    folding = _Folding(checkpoint.shape, files, basis, getattr(torch, dtype) if dtype else None)
     total = sum(path.stat().st_size for path in checkpoint.weight_files())
     for path in checkpoint.weight_files():
         with safe_open(path, framework="pt") as file:
             names, metadata = set(file.keys()), file.metadata()
-        if head in names:
-            names.add(HEAD)
+        if folding.head in names:
+            names.add(folding.parts.head)
         save_tensors({name: folding.tensor(name) for name in sorted(names)}, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size, total)
@@ -62,35 +56,49 @@ def write_rotated(
     return Checkpoint.open(folder)
 
 
-@dataclass(frozen=True)
+class _Parts:
+    """What becomes of each tensor of a model, by its name."""
+
+    def __init__(self, shape: Shape) -> None:
+        family = shape.family
+        self.embedding, self.last_norm = (
+            f"{family.in_base(name)}.weight" for name in (family.embedding, family.last_norm)
+        )
+        self.head = f"{family.head}.weight"
+        self.norms, self.norm_of, self.writers = {self.last_norm}, {self.head: self.last_norm}, set[str]()
+        for layer in map(family.layer, range(shape.num_hidden_layers)):
+            for module in family.modules:
+                norm = f"{layer}.{module.norm}.weight"
+                self.norms.add(norm)
+                self.norm_of |= {f"{layer}.{module.path}.{reader.name}.weight": norm for reader in module.readers}
+                self.writers |= {f"{layer}.{module.path}.{module.writer.name}.{kind}" for kind in ("weight", "bias")}
+
+
 class _Folding:
     """Tensors of the rotated model by name; computed in float32, or more where they have more."""
 
-    files: Mapping[str, Path]  # of the original's
-    basis: torch.Tensor
-    head: str  # what the original reads as the head's weight
-    dtype: torch.dtype | None
+    def __init__(self, shape: Shape, files: Mapping[str, Path], basis: torch.Tensor, dtype: torch.dtype | None) -> None:
+        self.parts, self.files, self.basis, self.dtype = _Parts(shape), files, basis, dtype
+        # what the original reads as the head's weight; transformers, too, reads one that is there
+        self.head = self.parts.head if self.parts.head in files else self.parts.embedding
 
     def tensor(self, name: str) -> torch.Tensor:
-        source = self._read(self.head if name == HEAD else name)
+        source = self._read(self.head if name == self.parts.head else name)
         if not source.is_floating_point():
             return source
         folded = self._folded(name, source.to(torch.promote_types(source.dtype, torch.float32)))
         return folded.to(self.dtype or source.dtype).contiguous()
 
     def _folded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        *prefix, module, kind = ["", "", *name.split(".")]
-        if name == EMBEDDING:
+        if name == self.parts.embedding:
             return self._times_basis(tensor)
-        if name == HEAD:
-            return self._times_basis(tensor, self._read(LAST_NORM))
-        if name == LAST_NORM or module in _NORM_OF.values():
+        if name in self.parts.norm_of:
+            return self._times_basis(tensor, self._read(self.parts.norm_of[name]))
+        if name in self.parts.norms:
             return torch.ones_like(tensor)
-        if module in _WRITERS:
-            return self._times_basis(tensor.T).T if kind == "weight" else self._times_basis(tensor[None])[0]
-        if module in _NORM_OF and kind == "weight":
-            return self._times_basis(tensor, self._read(name.replace(f"{prefix[-1]}.{module}", _NORM_OF[module])))
-        return tensor  # biases of what reads the stream, and what no Llama reads
+        if name in self.parts.writers:
+            return self._times_basis(tensor.T).T if tensor.ndim == 2 else self._times_basis(tensor[None])[0]
+        return tensor  # biases of what reads the stream, what lies within a module, and what no model reads
 
     def _times_basis(self, rows: torch.Tensor, gamma: torch.Tensor | None = None) -> torch.Tensor:
         """[n, H] -> rows diag(gamma) R, [n, H]."""

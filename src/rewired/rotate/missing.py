@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rewired.checkpoint.shape import family_in
 from rewired.model.sharding import row_parallel
 from rewired.model.wiring import ModuleWiring
 from rewired.ranks import choose_device
@@ -57,7 +58,7 @@ def find_missing(
     used, and for weights that are not whole.
     """
     calibration = load_text(config, source, request.text, request.tokens)
-    weights = Weights(tensors, torch.device(choose_device("auto", 1)))
+    weights = Weights(tensors, torch.device(choose_device("auto", 1)), family_in(config))
     with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill, explain_oom():
         store = ActivationStore(Path(spill) if request.spill else None)
         sweep = Sweep(model_config(config), weights, calibration, None, store, gains=False, matrices=False)
@@ -84,7 +85,8 @@ def measure(sweep: Sweep) -> Missing:
 class Read:
     """One module's read of some texts while something is local."""
 
-    module: int
+    layer: int
+    is_mlp: bool
     total: torch.Tensor  # [B, T, H], the original's stream
     missing: torch.Tensor  # [r, B, T, H], what each shard's view lacks
 
@@ -100,11 +102,11 @@ def reads(sweep: Sweep) -> Iterator[Read]:
     last = max(index for index, leaves in enumerate(leaving) if leaves)
     for index in range(last + 1):
         layer = sweep.layers.build(index, sweep.dense_wirings[index], sweep.weights.layer(index))
-        for is_mlp, wiring in zip((False, True), sweep.wirings[index], strict=True):
+        for module, wiring in zip(RefitModule.all_of(layer), sweep.wirings[index], strict=True):
             for walk in walks:
                 if (missing := walk.missing(wiring)) is not None:
-                    yield Read(2 * index + is_mlp, walk.total.to(sweep.device), missing)
-                walk.pass_module(RefitModule(layer, is_mlp), wiring)
+                    yield Read(index, module.is_mlp, walk.total.to(sweep.device), missing)
+                walk.pass_module(module, wiring)
 
 
 class _Walk:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.model.wiring_text import parse_wiring
 from rewired.quantities import count, duration, operations, size
 from rewired.ranks import choose_device
@@ -36,7 +36,7 @@ class SelectCost:
 
     @classmethod
     def of(
-        cls, shape: LlamaShape, tp_shards: int, request: SelectRequest, missing: Mapping[str, Collection[int]]
+        cls, shape: Shape, tp_shards: int, request: SelectRequest, missing: Mapping[str, Collection[int]]
     ) -> SelectCost:
         """Of scoring the layers that are `missing` for each wiring, and of measuring."""
         layers = [(name, layer) for name, unknown in missing.items() for layer in unknown]
@@ -65,20 +65,20 @@ class SelectCost:
         )
 
 
-def _of_pair(shape: LlamaShape, tp_shards: int, tokens: int, name: str, layer: int) -> Cost:
+def _of_pair(shape: Shape, tp_shards: int, tokens: int, name: str, layer: int) -> Cost:
     """Of scoring `layer` alone and with the next one: a refit of the model from the layer before them on."""
     rest = replace(shape, num_hidden_layers=shape.num_hidden_layers - layer + 1)
     wiring = rest.wiring(parse_wiring(f"{name}@1-{min(3, rest.num_hidden_layers)}"))
     return Cost.of(rest, wiring, tp_shards, tokens)
 
 
-def _of_choice(shape: LlamaShape, tp_shards: int, request: SelectRequest) -> Cost:
+def _of_choice(shape: Shape, tp_shards: int, request: SelectRequest) -> Cost:
     """Of the papers' choice, as an example of one within the budget."""
     choice = last(shape.num_hidden_layers, request.names[0], request.budget, request.limit(shape))
     return Cost.of(shape, shape.wiring(entries(choice)), tp_shards, request.tokens)
 
 
-def _speed(shape: LlamaShape) -> float:
+def _speed(shape: Shape) -> float:
     """Operations a second in a product of the MLP's size, in float32."""
     device = torch.device(choose_device("auto", 1))
     states = torch.ones(_PROBE_TOKENS, shape.hidden_size, device=device)

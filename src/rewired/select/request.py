@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.llama import LlamaShape
+from rewired.checkpoint.shape import Shape
 from rewired.extras import needs
 from rewired.quantities import count
 from rewired.refit.request import check_fitting
@@ -39,7 +39,7 @@ class SelectRequest:
         """The wirings that a layer may have. Raises ValueError where one is none, or none for a layer alone."""
         return names(self.wirings) if self.wirings != MIX else EXPOSED_MIX if self.bytes is None else BYTES_MIX
 
-    def limit(self, shape: LlamaShape) -> tuple[Amount, int] | None:
+    def limit(self, shape: Shape) -> tuple[Amount, int] | None:
         """The amount that a token may take no more than so much of; None where layers are counted."""
         if self.exposed is not None:
             return exposed, self.exposed

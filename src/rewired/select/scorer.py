@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.activation_store import ActivationStore

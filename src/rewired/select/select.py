@@ -14,7 +14,7 @@ import torch
 from rewired.cache import digest
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import check_types
-from rewired.checkpoint.rewired_llama import wired_config
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.convert.disk_space import check_space
 from rewired.ranks import choose_device
@@ -138,7 +138,8 @@ class _Job:
     def __init__(self, checkpoint: Checkpoint, request: SelectRequest, tp_shards: int, target: Path) -> None:
         self.checkpoint, self.request, self.tp_shards = checkpoint, request, tp_shards
         tensors = checkpoint.tensors()
-        layers = [info for name, info in tensors.items() if name.startswith("model.layers.")]
+        family = checkpoint.shape.family
+        layers = [info for name, info in tensors.items() if name.startswith(f"{family.in_base(family.layers)}.")]
         check_types(layers, dtype=None)
         check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
@@ -164,7 +165,7 @@ class _Job:
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
         spill = self.request.spill
         with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
-            weights = Weights(self.files, torch.device(choose_device("auto", 1)))
+            weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
             store = ActivationStore(spill and Path(folder))
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
             with explain_oom():

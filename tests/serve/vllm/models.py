@@ -14,7 +14,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from rewired.checkpoint.rewired_llama import AUTO_MAP
+from rewired.checkpoint.rewired_config import auto_map
+from rewired.model.llama_family import LLAMA
 from tests.rewired.tiny import rewired_model
 
 from .engine import run
@@ -74,7 +75,7 @@ def save(folder: Path, wiring: list[dict[str, Any]], tp_shards: int, **changes: 
                 parameter.normal_(1, 0.2)
     model.to(changes.get("dtype", torch.float32)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": AUTO_MAP}))  # as a conversion writes it
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map(LLAMA)}))  # as a conversion writes it
     return folder
 
 

@@ -8,23 +8,24 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.llama import LlamaShape
 from rewired.sources import find_source
+
+from .checkpoint import Checkpoint
+from .shape import Shape
 
 
 @cache
-def named_shapes() -> dict[str, LlamaShape]:
-    table = tomllib.loads((files("rewired.plan") / "shapes.toml").read_text("utf-8"))
-    return {name: LlamaShape.from_config({"model_type": "llama", **sizes}) for name, sizes in table.items()}
+def named_shapes() -> dict[str, Shape]:
+    table = tomllib.loads((files("rewired.checkpoint") / "shapes.toml").read_text("utf-8"))
+    return {name: Shape.from_config({"model_type": "llama", **sizes}) for name, sizes in table.items()}
 
 
-def find_shape(model: str) -> LlamaShape:
+def find_shape(model: str) -> Shape:
     """The shape that a short name, a checkpoint's folder or a hub id means. Raises ValueError if there is none."""
     return named_shape(model) or find_checkpoint(model).shape
 
 
-def named_shape(model: str) -> LlamaShape | None:
+def named_shape(model: str) -> Shape | None:
     """The shape of a short name, if `model` is one; a folder of that name comes first."""
     return None if Path(model).is_dir() else named_shapes().get(model.lower().removesuffix("-instruct"))
 
@@ -37,18 +38,3 @@ def find_checkpoint(model: str) -> Checkpoint:
         raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
     with TemporaryDirectory(prefix="rewired-") as scratch:
         return Checkpoint.open(source.preview(Path(scratch)))
-
-
-def attention_weights(shape: LlamaShape) -> int:
-    """How many weights the projections of one layer's attention have."""
-    heads = shape.num_attention_heads + shape.num_key_value_heads
-    return 2 * shape.hidden_size * heads * shape.head_dim
-
-
-def mlp_weights(shape: LlamaShape) -> int:
-    return 3 * shape.hidden_size * shape.intermediate_size
-
-
-def head_weights(shape: LlamaShape) -> int:
-    """How many weights turn the last stream into logits."""
-    return shape.vocab_size * shape.hidden_size

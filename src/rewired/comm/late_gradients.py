@@ -10,9 +10,7 @@ launch, which waits. Until then the gradient is a product that is still to be ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,24 +18,30 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from .collectives import WhenRead
-from .sharding import COLUMN_PARALLEL, Shards, is_plain_linear, on_this_rank
-from .wiring import ModuleWiring
-
-LateLinears = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]  # projections by their names
-NONE_LATE: LateLinears = MappingProxyType({})
+from rewired.model.collectives import WhenRead
+from rewired.model.rewired_layer import NO_STAND_INS, RewiredLayer, StandIns
+from rewired.model.sharding import is_plain_linear, on_this_rank
 
 
-def late_linears(module: nn.Module, wiring: ModuleWiring, shards: Shards) -> LateLinears:
-    """The column-parallel projections of an attention or MLP that waits. To be called before it reads the stream."""
+def compute_late(model: nn.Module) -> None:
+    """Let the layers of a tensor-parallel `model` compute these weight gradients late."""
+    for layer in model.modules():
+        if isinstance(layer, RewiredLayer):
+            layer.stand_ins = late_linears  # type: ignore[method-assign]
+
+
+def late_linears(stock: Any) -> StandIns:
+    """Those of the readers of an attention or MLP that waits. To be called before it reads the stream."""
+    wiring, shards = stock.wiring, stock.shards
     if shards.group is None or not wiring.wait or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return NONE_LATE
+        return NO_STAND_INS
     if wiring.reads_shards and shards.held > 1:
-        return NONE_LATE
+        return NO_STAND_INS
+    readers = {linear.name: getattr(stock, linear.name) for linear in stock.names.readers}
     return {
-        name: partial(_linear, _Late.apply(_as_computed(child.weight)), _as_computed(child.bias))
-        for name, child in module.named_children()
-        if name in COLUMN_PARALLEL and is_plain_linear(child) and child.weight.requires_grad
+        name: partial(_linear, _Late.apply(_as_computed(reader.weight)), _as_computed(reader.bias))
+        for name, reader in readers.items()
+        if is_plain_linear(reader) and reader.weight.requires_grad
     }
 
 

@@ -1,0 +1,187 @@
+"""The shape of a model, read from its `config.json` without transformers: sizes, tensors, and the wiring it has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rewired.families import FAMILIES, family_of, names
+from rewired.model.family import Family, Module, Width, size
+from rewired.model.layer_ranges import ranges_of_layers
+from rewired.model.version import check_version
+from rewired.model.wiring import Wiring
+
+_MOST_LAYERS = 10_000  # a broken number must not fill the memory
+AUTHORS_LADDER = "llamaLadder"  # the Ladder paper's authors' own format, of Llamas
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a module of a layer does, all ranks together: numbers of its matrices, and of what lies between those."""
+
+    weights: int
+    activations: int  # of a token
+    heads: int = 0  # of attention, as the following
+    kv_heads: int = 0
+    head_dim: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model, under the names of its config."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    biases: frozenset[tuple[Module, str]]  # which projections have one
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Shape:
+        """Raises ValueError for another kind of model, a quantised one, or sizes that are missing or no numbers."""
+        family = family_in(config)
+        hidden_size, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        return cls(
+            family=family,
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden_size,
+            num_hidden_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
+            intermediate_size=_size(config, "intermediate_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
+            head_dim=_size(config, "head_dim", default=hidden_size // heads),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            biases=frozenset(
+                (module, linear.name)
+                for module in family.modules
+                for linear in module.linears
+                if linear.bias is True or (linear.bias and config.get(linear.bias))
+            ),
+        )
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that the checkpoint must hold."""
+        family = self.family
+        embedding, hidden = (self.vocab_size, self.hidden_size), (self.hidden_size,)
+        shapes: dict[str, tuple[int, ...]] = {f"{family.in_base(family.embedding)}.weight": embedding}
+        for layer in range(self.num_hidden_layers):
+            for module in family.modules:
+                own = self._tensors_of(module)
+                shapes |= {f"{family.layer(layer)}.{name}": shape for name, shape in own.items()}
+        shapes[f"{family.in_base(family.last_norm)}.weight"] = hidden
+        if not self.tie_word_embeddings:
+            shapes[f"{family.head}.weight"] = embedding
+        return shapes
+
+    def _tensors_of(self, module: Module) -> dict[str, tuple[int, ...]]:
+        """Those of a module and its norm, under their names in the layer."""
+        shapes: dict[str, tuple[int, ...]] = {f"{module.norm}.weight": (self.hidden_size,)}
+        for linear in module.linears:
+            both = (self.size(linear.width), self.hidden_size)
+            shape = both[::-1] if linear == module.writer else both
+            shapes[f"{module.path}.{linear.name}.weight"] = shape
+            if (module, linear.name) in self.biases:
+                shapes[f"{module.path}.{linear.name}.bias"] = shape[:1]
+        return shapes | {f"{module.path}.{name}.weight": (self.size(width),) for name, width in module.inside}
+
+    def size(self, width: Width) -> int:
+        return size(self, width)
+
+    def wiring(self, entries: Any) -> Wiring:
+        """The wiring of this model that `entries` say in their JSON form. Raises ValueError."""
+        return Wiring.from_json(entries, self.num_hidden_layers, self.hidden_size)
+
+    def work(self, module: Module) -> Work:
+        """What a module does in each layer."""
+        widths = [self.size(linear.width) for linear in module.linears]
+        if not module.is_attention:
+            return Work(self.hidden_size * sum(widths), sum(widths))
+        heads = self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        return Work(self.hidden_size * sum(widths), 0, *heads)
+
+    @property
+    def layer_weights(self) -> int:
+        """How many weights the projections of a layer have."""
+        return sum(self.work(module).weights for module in self.family.modules)
+
+    @property
+    def head_weights(self) -> int:
+        """How many weights turn the last stream into logits."""
+        return self.vocab_size * self.hidden_size
+
+    def check_shards(self, tp_shards: int, name: str = "tp_shards") -> None:
+        """Raises ValueError naming the size that `tp_shards`, which the user knows as `name`, does not divide."""
+        self.family.check_shards(self, tp_shards, name)
+
+    def default_shards(self) -> int:
+        """8, a node's worth of GPUs, where it divides the heads, KV heads and MLP width; else the most that does."""
+        common = math.gcd(*self.family.divisible(self).values())
+        return max(shards for shards in range(1, 9) if common % shards == 0)
+
+
+def family_in(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint's `config`. Raises ValueError for what is none of ours."""
+    model_type = config.get("model_type")
+    family = FAMILIES["llama"] if model_type == AUTHORS_LADDER else family_of(model_type)
+    if family is None:
+        raise ValueError(
+            f"This is not a {names()}: its config.json says model_type '{model_type}'. Only {names()} converts."
+        )
+    architectures = config.get("architectures")
+    given = architectures if isinstance(architectures, list) else [architectures] if architectures else []
+    if given and not any(str(name).endswith("ForCausalLM") for name in given):
+        raise ValueError(
+            f"This is no language model: its config.json says architectures {json.dumps(architectures)}, and only "
+            f"{family.architecture} converts, not a reward model or a classifier."
+        )
+    if config.get("quantization_config"):
+        raise ValueError(
+            "This checkpoint is quantised (its config.json has a quantization_config): convert the original."
+        )
+    return family
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None, most: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ValueError(f"config.json has {name} {value!r}: it must be a positive integer.")
+    if most is not None and value > most:
+        raise ValueError(f"config.json has {name} {value}, more than any model's: it may be at most {most}.")
+    return value
+
+
+def source_wiring(config: Mapping[str, Any], shape: Shape) -> Wiring:
+    """The wiring that a checkpoint already has: dense, ours, or the Ladder paper's authors' own format.
+
+    Raises ValueError where the wiring is malformed, or of a version that is not computed here.
+    """
+    entries: Any = []
+    if config["model_type"] == shape.family.rewired_type:
+        check_version(config)
+        entries = config.get("wiring")
+    elif config["model_type"] == AUTHORS_LADDER:
+        entries = _authors_ladder(config.get("ladder_layers"), shape.num_hidden_layers)
+    return shape.wiring(entries)
+
+
+def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[dict[str, Any]]:
+    """`ladder_layers` is an integer n for the last n layers, or the list of layers."""
+    if type(ladder_layers) is int and 0 <= ladder_layers <= num_layers:
+        spec = f"-{ladder_layers}" if ladder_layers else ""
+    elif isinstance(ladder_layers, list) and all(type(layer) is int for layer in ladder_layers):
+        spec = ",".join(str(layer_range) for layer_range in ranges_of_layers(ladder_layers))
+    else:
+        raise ValueError(
+            f"config.json has ladder_layers {ladder_layers!r}: it must be a number of layers, at most {num_layers}, "
+            "or a list of them."
+        )
+    return [{"layers": spec, "preset": "ladder"}] if spec else []
