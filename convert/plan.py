@@ -74,8 +74,8 @@ def _note_on_shards(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp
     elif checkpoint.tp_shards:
         why = "as the source has it"
     else:
-        sizes = [f"{name} {size}" for name, size in checkpoint.shape.family.divisible(checkpoint.shape).items()]
-        why = f"the largest number up to 8 that divides {', '.join(sizes[:-1])} and {sizes[-1]}"
+        sizes = checkpoint.shape.family.divisible_in_words(checkpoint.shape)
+        why = f"the largest number up to 8 that divides {sizes}"
     if wiring.depends_on_shards:
         meaning = (
             "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"

@@ -12,13 +12,13 @@ from .trainable import rewired_layers
 
 def add_lora(model: RewiredForCausalLM, recipe: Recipe) -> PeftModel:
     """`model` with adapters in its projections, which are changed in place, and all other weights frozen."""
-    family = model.family
+    family, layers = model.family, rewired_layers(model.config) or None
     config = LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
         target_modules=recipe.lora_target_modules or list(family.linears),
-        layers_to_transform=rewired_layers(model.config) or None,
-        layers_pattern=family.layers,
+        layers_to_transform=layers,
+        layers_pattern=family.layers if layers else None,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)

@@ -21,7 +21,7 @@ from torch import nn
 from transformers.distributed import DistributedConfig
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.families import stock
+from rewired.families import classes, stock
 from rewired.model.rewired_model import RewiredForCausalLM
 
 from .trainable import first_changed, is_trained
@@ -123,8 +123,8 @@ def sharded(
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
-    model_class = type(student) if dtype in (None, student.dtype) else _in_low_precision(type(student))
-    model: Any = model_class.from_pretrained(
+    model_class = classes(student.family, "ForCausalLM")
+    model: Any = (model_class if dtype in (None, student.dtype) else _in_low_precision(model_class)).from_pretrained(
         original, config=config, dtype=dtype or student.dtype, distributed_config=distributed
     )
     model.requires_grad_(False).eval()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
     shape = named_shapes()[shape_name]
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**asdict(shape)), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**shape.config()), dtype=torch.bfloat16)
     model.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(shape.vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

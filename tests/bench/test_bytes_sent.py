@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 import torch
 from torch import distributed
@@ -40,7 +38,7 @@ def test_bytes_of_a_prefill() -> None:
 
 @torch.no_grad()
 def bytes_of_a_prefill() -> dict[str, float]:
-    config = LlamaConfig(**asdict(TINY))
+    config = LlamaConfig(**TINY.config())
     weights = SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank())
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     tokens = torch.ones(1, TOKENS, dtype=torch.long)

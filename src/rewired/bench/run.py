@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def _find(request: BenchRequest) -> _Model:
     named = named_shape(request.model)
     if named is not None:
         shape = _cut(named, request.layers)
-        return _Model(shape, asdict(shape), [])
+        return _Model(shape, shape.config(), [])
     checkpoint = find_checkpoint(request.model)
     shape = _cut(checkpoint.shape, request.layers)
     whole = request.layers is None and checkpoint.is_rewired

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rewired.families import FAMILIES, family_of, names
-from rewired.model.family import Family, Module, Width, size
+from rewired.model.family import Family, Linear, Module, Width, size
 from rewired.model.layer_ranges import ranges_of_layers
 from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
@@ -42,7 +42,7 @@ class Shape:
     num_key_value_heads: int
     head_dim: int
     tie_word_embeddings: bool
-    biases: frozenset[tuple[Module, str]]  # which projections have one
+    biases: frozenset[Linear]  # projections that have one
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Shape:
@@ -60,12 +60,19 @@ class Shape:
             head_dim=_size(config, "head_dim", default=hidden_size // heads),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             biases=frozenset(
-                (module, linear.name)
+                linear
                 for module in family.modules
                 for linear in module.linears
                 if linear.bias is True or (linear.bias and config.get(linear.bias))
             ),
         )
+
+    def config(self) -> dict[str, Any]:
+        """The entries of a stock model's config that say this shape."""
+        ours = ("family", "biases")
+        switches = [linear.bias for linear in self.biases if isinstance(linear.bias, str)]
+        sizes = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ours}
+        return {"model_type": self.family.model_type, **sizes, **dict.fromkeys(switches, True)}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the checkpoint must hold."""
@@ -88,7 +95,7 @@ class Shape:
             both = (self.size(linear.width), self.hidden_size)
             shape = both[::-1] if linear == module.writer else both
             shapes[f"{module.path}.{linear.name}.weight"] = shape
-            if (module, linear.name) in self.biases:
+            if linear in self.biases:
                 shapes[f"{module.path}.{linear.name}.bias"] = shape[:1]
         return shapes | {f"{module.path}.{name}.weight": (self.size(width),) for name, width in module.inside}
 

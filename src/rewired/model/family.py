@@ -13,6 +13,11 @@ HEADS = ("num_attention_heads", "head_dim")
 KV_HEADS = ("num_key_value_heads", "head_dim")
 NEURONS = ("intermediate_size",)
 HEAD_DIM = ("head_dim",)
+_IN_WORDS = {
+    "num_attention_heads": "{} heads",
+    "num_key_value_heads": "{} KV heads",
+    "intermediate_size": "MLP width {}",
+}
 
 Width = tuple[str, ...]  # entries of a config, multiplied; shards share out the first
 
@@ -101,6 +106,11 @@ class Family:
         """The sizes of `config` that shards and ranks have to divide: heads, KV heads, the MLP's width."""
         widths = [width for module in self.modules for width in module.widths]
         return {width[0]: getattr(config, width[0]) for width in widths}
+
+    def divisible_in_words(self, config: Any) -> str:
+        """The same in words: `32 heads, 8 KV heads and MLP width 14336`."""
+        *first, last = (_IN_WORDS[name].format(size) for name, size in self.divisible(config).items())
+        return f"{', '.join(first)} and {last}"
 
     def check_shards(self, config: Any, shards: Any, name: str = "tp_shards") -> None:
         """Raise ValueError naming the first size that `shards`, which the user knows as `name`, does not divide."""
