@@ -43,8 +43,8 @@ from vllm.model_executor.models.transformers import TransformersForCausalLM
 
 from rewired.bench.timing import interleaved
 from rewired.convert import Request, convert
-from rewired.model.graph_collectives import own
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer, RewiredLlamaModel
+from rewired.model.reductions import own
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring import ModuleWiring
 from rewired.model.wiring_text import parse_wiring

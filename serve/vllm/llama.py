@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
-from rewired.model.graph_collectives import arrived, own, start_sums_by
+from rewired.model.reductions import own, start_sums_by
 from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
@@ -84,9 +84,8 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         self, stream: ResidualStream, wiring: ModuleWiring, gain: PeekGain | None, norm: Any
     ) -> tuple[torch.Tensor, ResidualStream]:
         """The normalised view of a module, [T, H], and the stream after the read."""
-        update = stream.in_flight
-        is_whole = update is not None and update.shape == stream.settled.shape and stream.rest is None
-        if wiring.wait and not wiring.reads_shards and is_whole:
+        update = stream.whole_update
+        if wiring.wait and not wiring.reads_shards and update is not None:
             view, settled = norm(update, stream.settled)
             return view, ResidualStream(settled, local=stream.local)
         view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [1, 1, T, H] where shards differ
@@ -102,8 +101,7 @@ class RewiredLlamaDecoderLayer(LlamaDecoderLayer):
         output = output[None] if wiring.gives_partials else output  # [1, T, H] or [T, H]
         stream = stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
         if wiring.sections and ends_dense(wiring):  # quantised, so under way; what reads it next may be vLLM's own norm
-            assert stream.in_flight is not None
-            stream = stream._replace(in_flight=arrived(stream.in_flight))
+            stream = stream.arrived()
         return stream
 
     def _sum_at_once(
@@ -125,7 +123,7 @@ def _received(hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStre
         return ResidualStream(hidden_states)
     if isinstance(residual, ResidualStream):
         return residual
-    return ResidualStream(residual, in_flight=hidden_states)
+    return ResidualStream.with_update(residual, hidden_states)
 
 
 def _passed_on(stream: ResidualStream, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
@@ -135,8 +133,8 @@ def _passed_on(stream: ResidualStream, wiring: ModuleWiring) -> tuple[torch.Tens
     way of vLLM's own.
     """
     if ends_dense(wiring):
-        assert stream.in_flight is not None
-        return stream.in_flight, stream.settled
+        assert stream.whole_update is not None
+        return stream.whole_update, stream.settled
     return stream.settled, stream
 
 

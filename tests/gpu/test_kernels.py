@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rewired.comm.packing import Layout, Packing, add_up, join_parts, pack_parts, pack_shard, unpack_shards
-from rewired.model.quantisation import Reduction, quantised_sum
+from rewired.model.quantisation import QuantisedSum, quantised_sum
 from tests.rewired.test_kernels import DTYPES, SEVERAL, assert_same, awkward_parts, on_ranks
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ def test_a_payload(ranks: int, dtype: torch.dtype, device: str) -> None:
         expected = quantised_sum(parts, SEVERAL)
         on_device = parts.to(device)
         found = on_ranks(on_device, SEVERAL, ranks) if ranks else quantised_sum(on_device, SEVERAL)
-        assert_same(Reduction(*(each.cpu() for each in found)), expected)
+        assert_same(QuantisedSum(*(each.cpu() for each in found)), expected)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bf16"])

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from rewired.model import kernels
 from rewired.model.payload import FORMATS, Section, Sections
-from rewired.model.quantisation import Reduction, quantised_sum
+from rewired.model.quantisation import QuantisedSum, quantised_sum
 from rewired.model.quantised_reduction import _add_up, _pack, _unpack
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -31,7 +31,7 @@ def awkward_parts(dtype: torch.dtype, sections: Sections, tokens: int = 5, shard
     return parts.to(dtype)
 
 
-def on_ranks(parts: torch.Tensor, sections: Sections, ranks: int) -> Reduction:
+def on_ranks(parts: torch.Tensor, sections: Sections, ranks: int) -> QuantisedSum:
     """What ranks compute that hold `parts`, one after the other, without sending anything."""
     sent, left = zip(*(_pack(own, sections=sections, ranks=ranks) for own in parts.chunk(ranks)), strict=True)
     left_of_sum, own = torch.empty_like(parts), []
@@ -40,10 +40,10 @@ def on_ranks(parts: torch.Tensor, sections: Sections, ranks: int) -> Reduction:
         own.append(_add_up(received, into, sections=sections, ranks=ranks, rank=rank))
     total = torch.empty_like(parts[:1])
     _unpack(torch.cat(own), total, sections=sections)
-    return Reduction(total[0], torch.cat(left), left_of_sum)
+    return QuantisedSum(total[0], torch.cat(left), left_of_sum)
 
 
-def assert_same(found: Reduction, expected: Reduction) -> None:
+def assert_same(found: QuantisedSum, expected: QuantisedSum) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -78,11 +78,11 @@ def compiling() -> Iterator[Callable[[], int]]:
     torch.compiler.reset()
 
 
-def one_process(parts: torch.Tensor, sections: Sections) -> Reduction:
+def one_process(parts: torch.Tensor, sections: Sections) -> QuantisedSum:
     return quantised_sum(parts, sections)
 
 
-def two_ranks(parts: torch.Tensor, sections: Sections) -> Reduction:
+def two_ranks(parts: torch.Tensor, sections: Sections) -> QuantisedSum:
     return on_ranks(parts, sections, 2)
 
 
@@ -101,7 +101,7 @@ def two_ranks(parts: torch.Tensor, sections: Sections) -> Reduction:
     ],
 )
 def test_compiled_they_give_the_bits_of_eager_mode(
-    run: Callable[..., Reduction], sections: Sections, dtype: torch.dtype
+    run: Callable[..., QuantisedSum], sections: Sections, dtype: torch.dtype
 ) -> None:
     """Inductor's own roundings are others: it leaves out that of scales to 16 bits."""
     parts = awkward_parts(dtype, sections)

@@ -21,9 +21,7 @@ from .tiny import WIRINGS, rewired_model, tokens
 CODE = {
     "collectives.py",
     "configuration.py",
-    "exchange.py",
     "family.py",
-    "graph_collectives.py",
     "kernels.py",
     "layer_ranges.py",
     "llama_family.py",
@@ -32,6 +30,7 @@ CODE = {
     "presets.py",
     "quantisation.py",
     "quantised_reduction.py",
+    "reductions.py",
     "regions.py",
     "residual_stream.py",
     "rewired_layer.py",

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from rewired.model import quantised_reduction
-from rewired.model.collectives import launch_quantised
+from rewired.model.collectives import launch
 from rewired.model.payload import Section
 from rewired.model.quantisation import quantised_sum
+from rewired.model.reductions import Quantised
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, Payload, gradients, load, saved
@@ -51,7 +52,7 @@ def parts(dtype: torch.dtype) -> torch.Tensor:
 def sum_on_ranks(dtype: torch.dtype) -> Any:
     world = torch.distributed.group.WORLD
     own = parts(dtype).chunk(world.size())[world.rank()]
-    total, left, left_of_sum = launch_quantised(own, SECTIONS, world.group_name)
+    total, left, left_of_sum = launch(own, Quantised(world.group_name, SECTIONS))
     return [(each + 0).float().numpy() for each in (total, left, left_of_sum)]  # whoever uses the total waits
 
 

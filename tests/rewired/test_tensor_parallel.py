@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rewired.model.graph_collectives import start_sums_by
+from rewired.model.reductions import start_sums_by
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, Payload, load, saved

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from rewired.comm.late_gradients import compute_late
-from rewired.model import collectives, residual_stream, sharding, tensor_parallel
+from rewired.model import collectives, reductions, residual_stream, sharding, tensor_parallel
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
@@ -242,7 +242,7 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     class G(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, output: torch.Tensor, group: str) -> torch.Tensor:
-            return collectives.finish(collectives.start(output, group))
+            return reductions.finish(reductions.start_all_reduce(output, group))
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -255,11 +255,11 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     sharding.column_parallel = column_parallel
     tensor_parallel.sum_gradients = residual_stream.sum_gradients = lambda group, *tensors: tensors
     residual_stream.split_gradient = lambda tensor, ranks: tensor
-    residual_stream.land_and_launch = lambda settled, in_flight, output, group, overlapped: (
-        settled if in_flight is None else collectives.add(settled, in_flight),
-        G.apply(output, group),
+    residual_stream.land_and_launch = lambda settled, total, put_in, reduction, overlapped: (
+        settled if total is None else reductions.add(settled, total),
+        (G.apply(put_in, reduction.group),),
     )
-    residual_stream.land = lambda settled, in_flight, group, after=None: collectives.add(settled, in_flight)
+    residual_stream.land = lambda settled, total, group, after=None: reductions.add(settled, total)
     return after_two_batches(folder, 2, False)
 
 

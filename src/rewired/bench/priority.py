@@ -8,7 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from rewired.model import exchange
+from rewired.model import quantised_reduction
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -23,7 +23,7 @@ def let_gloo_preempt() -> None:
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != os.getpid():
             _prefer(int(thread.name))
-    exchange.post = _preferred(exchange.post)
+    quantised_reduction.post = _preferred(quantised_reduction.post)
 
 
 def _preferred(post: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from rewired.model.collectives import WhenRead
+from rewired.model.reductions import WhenRead
 from rewired.model.rewired_layer import NO_STAND_INS, RewiredLayer, StandIns
 from rewired.model.sharding import is_plain_linear, on_this_rank
 

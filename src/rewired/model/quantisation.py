@@ -21,7 +21,7 @@ from .kernels import kernel
 from .payload import FORMATS, GROUP, SCALE_BYTES, Section, Sections
 
 
-class Reduction(NamedTuple):
+class QuantisedSum(NamedTuple):
     """A quantised sum, and what rounding leaves of it to each shard, which is zero where another shard adds up."""
 
     total: torch.Tensor  # [B, T, C]
@@ -29,23 +29,23 @@ class Reduction(NamedTuple):
     left_of_sum: torch.Tensor  # [r, B, T, C], of the sum of the groups that the shard adds up
 
 
-def quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
+def quantised_sum(parts: torch.Tensor, sections: Sections) -> QuantisedSum:
     """The sum of the shards' quantised parts, [r, B, T, C], quantised, in the dtype of `parts`.
 
     What is not a matter of bits is in float32, or in float64 where `parts` are.
     """
     total, left, left_of_sum = _sum_sections(parts.flatten(1, -2), sections=sections)
-    return Reduction(total.view(parts.shape[1:]), left.view(parts.shape), left_of_sum.view(parts.shape))
+    return QuantisedSum(total.view(parts.shape[1:]), left.view(parts.shape), left_of_sum.view(parts.shape))
 
 
 @kernel(any_number=1)
-def _sum_sections(parts: torch.Tensor, *, sections: Sections) -> Reduction:
+def _sum_sections(parts: torch.Tensor, *, sections: Sections) -> QuantisedSum:
     """The same, of [r, tokens, C]."""
     found = [_sum_section(part, section) for part, section in zip(split(parts, sections), sections, strict=True)]
-    return Reduction(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
+    return QuantisedSum(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
 
 
-def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
+def _sum_section(part: torch.Tensor, section: Section) -> QuantisedSum:
     groups = in_groups(part)
     rounded = _rounded(groups, section.bits)
     exact = sum_in_order(rounded)
@@ -53,7 +53,7 @@ def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
     left_of_sum = torch.zeros_like(part, dtype=groups.dtype)
     deal_out(exact - sent, shares_of(groups.shape[-2], len(part)), left_of_sum)
     total, left = (_in_channels(each, section.channels) for each in (sent, groups - rounded))
-    return Reduction(total, left, left_of_sum)
+    return QuantisedSum(total, left, left_of_sum)
 
 
 def split(tensor: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:

@@ -119,6 +119,11 @@ class ModuleWiring:
         return self.reduce != "none"
 
     @property
+    def takes_local(self) -> bool:
+        """Whether its reduction takes along what is local of the channels that it sends."""
+        return self.reduce == "all" or bool(self.sections)
+
+    @property
     def leaves_channels(self) -> bool:
         """Whether its reduction leaves the last channels to each shard."""
         return self.reduce == "shared"
@@ -191,13 +196,12 @@ def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
         peeks_at_flight = module.region.peek and in_flight and not module.wait
         if in_flight:
             resolved[-1] = _read_by(resolved[-1], module, peeks_at_flight)
-        folds = module.reduce == "all" or bool(module.sections)
         resolved.append(
             replace(
                 module,
                 reads_shards=peeks_at_flight or (module.region.peek and local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
-                merge=local_from.merge if local_from and folds else "sum",
+                merge=local_from.merge if local_from and module.takes_local else "sum",
                 gives_partials=module.reduce != "all" or bool(module.sections),
                 lacks_something=lacks_parts or (in_flight and not module.wait),
             )

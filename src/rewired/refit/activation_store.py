@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from rewired.model.residual_stream import ResidualStream
 
@@ -33,13 +33,8 @@ class ActivationStore:
         return mapped.copy_(tensor)
 
     def put_stream(self, stream: ResidualStream) -> ResidualStream:
-        return _each(self.put, stream)
+        return tree_map_only(torch.Tensor, self.put, stream)
 
 
 def on_device(stream: ResidualStream, device: torch.device) -> ResidualStream:
-    return _each(lambda part: part.to(device), stream)
-
-
-def _each(function: Callable[[torch.Tensor], torch.Tensor], stream: ResidualStream) -> ResidualStream:
-    settled, *others = stream
-    return ResidualStream(function(settled), *(None if part is None else function(part) for part in others))
+    return tree_map_only(torch.Tensor, lambda part: part.to(device), stream)
