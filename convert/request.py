@@ -51,6 +51,6 @@ def _slug(region: Region) -> str:
     """A region in a file name: `ladder-peek-16-32`, `desync-4x-8-16`, `partial-0.5-0-4_8-12`, `ladder-20-layers`."""
     layers = region.layers
     if len(region.ranges) > _MOST_RANGES:
-        layers = f"{len({index // 2 for index in region.module_indices})} layers"
+        layers = f"{len(region.layer_indices)} layers"
     words = re.sub("-(?=peek|overlap)", "-no-", region_name(region)) + f" {layers}".replace(",", "_")
     return re.sub(r"[^\w.-]+", "-", words)

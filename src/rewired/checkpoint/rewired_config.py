@@ -15,7 +15,7 @@ from .shape import family_in
 
 # entries that a stock model's config does not have
 _OURS = ("auto_map", "wiring", "wiring_version", "tp_shards", "ladder_layers")
-_OUR_IMPORT = re.compile(r"^from (?:\.|rewired\.model\.)(\w+) import ", re.MULTILINE)
+_OUR_IMPORT = re.compile(r"^from (\.|rewired\.model\.)(\w+) import ", re.MULTILINE)
 
 
 def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]], tp_shards: int) -> dict[str, Any]:
@@ -71,10 +71,11 @@ def _with_imports(module: str, seen: set[str]) -> Iterator[tuple[str, str]]:
     path = Path(spec.origin)
     text = path.read_text(encoding="utf-8")
     seen.add(path.stem)
-    yield path.name, _OUR_IMPORT.sub(r"from .\1 import ", text)
-    for name in _OUR_IMPORT.findall(text):
+    yield path.name, _OUR_IMPORT.sub(r"from .\2 import ", text)
+    for package, name in _OUR_IMPORT.findall(text):
         if name not in seen:
-            yield from _with_imports(f"rewired.model.{name}", seen)
+            beside = f"{module.rpartition('.')[0]}." if package == "." else package
+            yield from _with_imports(f"{beside}{name}", seen)
 
 
 def _without_wiring(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class Region:
         return ",".join(str(layer_range) for layer_range in self.ranges)
 
     @property
+    def layer_indices(self) -> set[int]:
+        """The layers of which it has a module, or both."""
+        return {index // 2 for index in self.module_indices}
+
+    @property
     def module_indices(self) -> list[int]:
         return [index for layer_range in self.ranges for index in layer_range.module_indices]
 

@@ -84,8 +84,8 @@ class RefitResult:
         if not placed:
             return []
         return [
-            f"Neurons of {count(placed, 'MLP')} moved to the shards that see what they read: a row of gate_proj or "
-            "up_proj there may be another neuron than in the original."
+            f"Neurons of {count(placed, 'MLP')} moved to the shards that see what they read: a row of their "
+            "projections may be another neuron than in the original."
         ]
 
     def time(self) -> list[str]:

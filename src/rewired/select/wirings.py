@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewired.model.layer_ranges import as_ranges
+from rewired.model.layer_ranges import ranges_of_layers
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import parse_wiring, parse_wirings, region_name
 
@@ -41,8 +41,8 @@ def entries(choice: Choice) -> list[dict[str, Any]]:
     regions = []
     for name in dict.fromkeys(choice):
         if name != STANDARD:
-            modules = {2 * layer + half for layer, own in enumerate(choice) if own == name for half in (0, 1)}
-            regions += parse_wiring(f"{name}@{','.join(map(str, as_ranges(modules)))}")
+            layers = ranges_of_layers(layer for layer, own in enumerate(choice) if own == name)
+            regions += parse_wiring(f"{name}@{','.join(map(str, layers))}")
     return regions
 
 
