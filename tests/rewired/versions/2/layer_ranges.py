@@ -77,3 +77,8 @@ def as_ranges(indices: Iterable[int]) -> list[LayerRange]:
         else:
             ranges.append(LayerRange(layer, layer + 1, module))
     return ranges
+
+
+def ranges_of_layers(layers: Iterable[int]) -> list[LayerRange]:
+    """The fewest ranges that cover these layers, both modules of each."""
+    return as_ranges(index for layer in layers for index in LayerRange(layer, layer + 1).module_indices)

@@ -1,8 +1,8 @@
 """The payload of a reduction: how many bits of each channel it sends. Without torch.
 
-`full` sends what there is. `int8` and `int4` quantise all channels, in groups of 64 that share a scale; `int4/int8`
-sends parts of 4 bits, and their sum back in 8. A table gives bits to shares of the channels, first channels first:
-`8:0.1,4/8:0.4,0:0.5`. Those of 0 bits are not sent, and stay local.
+`full` sends what there is. `int8`, `int6` and `int4` quantise all channels, in groups of 64 that share a scale;
+`int4/int8` sends parts of 4 bits, and their sum back in 8. A table gives bits to shares of the channels, first channels
+first: `8:0.1,4/8:0.4,0:0.5`. Those of 0 bits are not sent, and stay local.
 """
 
 from __future__ import annotations
@@ -18,6 +18,34 @@ FULL = "full"
 OF_LAST_MODULE = "int8"  # of the model, where any is quantised: nothing takes along what its rounding leaves
 
 
+class Format(NamedTuple):
+    """How whole numbers of some bits are sent: cut into fields that divide a byte, lowest bits first.
+
+    The fields of a width, of all numbers of a group, fill bytes of their own.
+    """
+
+    bits: int
+    widths: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        """Numbers are between this and its negative."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def offset(self) -> int:
+        """What makes numbers positive where they are cut; a whole byte has a sign of its own."""
+        return 0 if self.bits == 8 else 1 << self.bits - 1
+
+    def group_bytes(self, channels: int = GROUP) -> int:
+        """Bytes of a group: its numbers, and its scale."""
+        return channels * self.bits // 8 + SCALE_BYTES
+
+
+FORMATS = {each.bits: each for each in (Format(8, (8,)), Format(6, (4, 2)), Format(4, (4,)))}
+NAMES = tuple(f"int{bits}" for bits in FORMATS)  # of payloads that send all channels alike
+
+
 class Section(NamedTuple):
     """Channels in a row that are sent alike."""
 
@@ -29,8 +57,9 @@ class Section(NamedTuple):
 Sections = tuple[Section, ...]  # of a reduction; empty: all channels as they are
 _Row = tuple[int, int, float]  # bits of the parts and of the sum, and for which share of the channels
 
-_NAME = re.compile(r"int([84])(?:/int([84]))?")
-_ITEM = re.compile(r"(?:([84])(?:/([84]))?|0):(\d+(?:\.\d*)?|\.\d+)")
+_BITS = "|".join(map(str, FORMATS))
+_NAME = re.compile(rf"int({_BITS})(?:/int({_BITS}))?")
+_ITEM = re.compile(rf"(?:({_BITS})(?:/({_BITS}))?|0):(\d+(?:\.\d*)?|\.\d+)")
 
 
 def as_text(value: Any) -> Any:
@@ -82,13 +111,8 @@ def packed_bytes(sections: Sections) -> int:
     Two times (r - 1) / r of that is what one of r ranks sends, as of the bytes of a ring all-reduce.
     """
     groups = [math.ceil(section.channels / GROUP) for section in sections]
-    both = [group_bytes(section.bits) + group_bytes(section.sum_bits) for section in sections]
+    both = [sum(FORMATS[bits].group_bytes() for bits in (section.bits, section.sum_bits)) for section in sections]
     return sum(number * size // 2 for number, size in zip(groups, both, strict=True))
-
-
-def group_bytes(bits: int, channels: int = GROUP) -> int:
-    """Bytes of a group: its numbers, and its scale."""
-    return channels * bits // 8 + SCALE_BYTES
 
 
 def _table(payload: str) -> tuple[_Row, ...]:

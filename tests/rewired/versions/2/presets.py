@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .payload import FULL, as_text, is_payload
+from .payload import FULL, NAMES, as_text, is_payload
 
 Options = Mapping[str, Any]  # of a region, by name
 
@@ -28,7 +28,7 @@ class Option:
     help: str  # `{presets}` becomes those that take the option
     default: Any = None  # where there is none, a region has to say it
     text: str = ""  # how it stands in the text of a wiring, `{}` its value; switches are + or - and their name
-    values: str = ""  # a regular expression of what it can be there, where that is no number
+    values: str = ""  # a regular expression of what it can be there, if neither a number nor one of `metavar`
     read: Callable[[Any], Any] = lambda value: value  # other forms of a value, as it is kept
     is_for_dense: bool = False  # of a modifier: whether layers take it that else are as in a dense model
 
@@ -92,7 +92,6 @@ MERGE = Option(
     help="How {presets} layers fold local parts; sum by default.",
     default="sum",
     text="({})",
-    values="sum|mean",
 )
 
 
@@ -129,16 +128,15 @@ MODIFIERS = (
         metavar="one|sqrt_shards",
         help="What a peek is multiplied with before any training.",
         text="+gain:{}",
-        values="one|sqrt_shards",
     ),
     Option(
         name="payload",
         flag="--payload",
         type=str,
         is_valid=is_payload,
-        wanted="'full', 'int8', 'int4', 'int4/int8' or bits and shares of the channels, most bits first, as in "
+        wanted=f"'full', {str(NAMES)[1:-1]}, 'int4/int8' or bits and shares of the channels, most bits first, as in "
         "8:0.1,4/8:0.4,0:0.5",
-        metavar="int8|int4|int4/int8|BITS:SHARE,...",
+        metavar=f"{'|'.join(NAMES)}|int4/int8|BITS:SHARE,...",
         help="What reductions send, also of --standard-layers: bits of the parts / of the sum; those of 0 stay local.",
         text="+{}",
         values=r"int\d(?:/int\d)?|[\d/]+:[\d.]+(?:\+[\d/]+:[\d.]+)*",

@@ -18,10 +18,10 @@ import torch
 from torch.nn.functional import pad
 
 from .kernels import kernel
-from .payload import GROUP, SCALE_BYTES, Section, Sections
+from .payload import FORMATS, GROUP, SCALE_BYTES, Section, Sections
 
 
-class Reduction(NamedTuple):
+class QuantisedSum(NamedTuple):
     """A quantised sum, and what rounding leaves of it to each shard, which is zero where another shard adds up."""
 
     total: torch.Tensor  # [B, T, C]
@@ -29,23 +29,23 @@ class Reduction(NamedTuple):
     left_of_sum: torch.Tensor  # [r, B, T, C], of the sum of the groups that the shard adds up
 
 
-def quantised_sum(parts: torch.Tensor, sections: Sections) -> Reduction:
+def quantised_sum(parts: torch.Tensor, sections: Sections) -> QuantisedSum:
     """The sum of the shards' quantised parts, [r, B, T, C], quantised, in the dtype of `parts`.
 
     What is not a matter of bits is in float32, or in float64 where `parts` are.
     """
     total, left, left_of_sum = _sum_sections(parts.flatten(1, -2), sections=sections)
-    return Reduction(total.view(parts.shape[1:]), left.view(parts.shape), left_of_sum.view(parts.shape))
+    return QuantisedSum(total.view(parts.shape[1:]), left.view(parts.shape), left_of_sum.view(parts.shape))
 
 
 @kernel(any_number=1)
-def _sum_sections(parts: torch.Tensor, *, sections: Sections) -> Reduction:
+def _sum_sections(parts: torch.Tensor, *, sections: Sections) -> QuantisedSum:
     """The same, of [r, tokens, C]."""
     found = [_sum_section(part, section) for part, section in zip(split(parts, sections), sections, strict=True)]
-    return Reduction(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
+    return QuantisedSum(*(torch.cat(each, dim=-1).to(parts.dtype) for each in zip(*found, strict=True)))
 
 
-def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
+def _sum_section(part: torch.Tensor, section: Section) -> QuantisedSum:
     groups = in_groups(part)
     rounded = _rounded(groups, section.bits)
     exact = sum_in_order(rounded)
@@ -53,7 +53,7 @@ def _sum_section(part: torch.Tensor, section: Section) -> Reduction:
     left_of_sum = torch.zeros_like(part, dtype=groups.dtype)
     deal_out(exact - sent, shares_of(groups.shape[-2], len(part)), left_of_sum)
     total, left = (_in_channels(each, section.channels) for each in (sent, groups - rounded))
-    return Reduction(total, left, left_of_sum)
+    return QuantisedSum(total, left, left_of_sum)
 
 
 def split(tensor: torch.Tensor, sections: Sections) -> tuple[torch.Tensor, ...]:
@@ -103,21 +103,41 @@ def unpack_sum(rows: torch.Tensor, bits: int, channels: int, dtype: torch.dtype)
 
 
 def pack(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Groups of n channels, [..., n] -> [..., n * bits / 8 + 2], bytes.
-
-    Of 4 bits there are two numbers a byte: one of the first half of the group, above it one of the second.
-    """
+    """Groups of n channels, [..., n] -> [..., n * bits / 8 + 2], bytes."""
     return _packed(*_quantise(groups, bits), bits)
 
 
 def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """What `pack` packed, as numbers of `dtype`: [..., n * bits / 8 + 2] -> [..., n]."""
     numbers, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
-    if bits == 8:
-        whole = numbers.view(torch.int8).to(dtype)
-    else:
-        whole = torch.cat([numbers & 15, numbers >> 4], dim=-1).to(dtype).sub_(8)
+    widths, channels = FORMATS[bits].widths, numbers.shape[-1] * 8 // bits
+    fields = map(_apart, numbers.split([channels * width // 8 for width in widths], dim=-1), widths)
+    codes = reduce(torch.bitwise_or, (field << sum(widths[:k]) if k else field for k, field in enumerate(fields)))
+    whole = codes.view(torch.int8).to(dtype).sub_(FORMATS[bits].offset)
     return whole.mul_(scales.contiguous().view(torch.bfloat16).to(dtype))
+
+
+def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """Whole numbers, [..., n], and their scales, [..., 1], as bytes."""
+    codes, rows = numbers.to(torch.int8).add_(FORMATS[bits].offset).view(torch.uint8), list[torch.Tensor]()
+    *lower, highest = FORMATS[bits].widths
+    for width in lower:
+        rows.append(_side_by_side(codes & (1 << width) - 1, width))
+        codes = codes >> width
+    return torch.cat([*rows, _side_by_side(codes, highest), scales.view(torch.uint8)], dim=-1)
+
+
+def _side_by_side(field: torch.Tensor, width: int) -> torch.Tensor:
+    """As many numbers a byte as there fit, the first of equal parts of the group lowest."""
+    parts = field.chunk(8 // width, dim=-1)
+    return reduce(torch.bitwise_or, (part << width * k if k else part for k, part in enumerate(parts)))
+
+
+def _apart(row: torch.Tensor, width: int) -> torch.Tensor:
+    """The inverse of `_side_by_side`."""
+    if width == 8:
+        return row
+    return torch.cat([(row >> shift).bitwise_and_((1 << width) - 1) for shift in range(0, 8, width)], dim=-1)
 
 
 def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,20 +148,11 @@ def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch
 
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., n] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
-    most = 2 ** (bits - 1) - 1
+    most = FORMATS[bits].most
     # GPUs divide by a constant by multiplying with its reciprocal; in float64 that, too, is the quotient in float32
     scales = (groups.abs().amax(-1, keepdim=True).double() / most).to(groups.dtype).to(torch.bfloat16)
     divisors = torch.where(scales == 0, 1.0, scales.to(groups.dtype))
     return (groups / divisors).round_().clamp_(-most, most), scales
-
-
-def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    if bits == 8:
-        rows = numbers.to(torch.int8).view(torch.uint8)
-    else:
-        first, second = numbers.to(torch.int8).add_(8).view(torch.uint8).chunk(2, dim=-1)  # 1 to 15
-        rows = first | second << 4
-    return torch.cat([rows, scales.view(torch.uint8)], dim=-1)
 
 
 def _in_channels(groups: torch.Tensor, channels: int) -> torch.Tensor:

@@ -13,29 +13,17 @@ from functools import cache
 
 import torch
 from torch._C._distributed_c10d import Work, _register_work
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
-from .exchange import all_gather, all_to_all
-from .exchange import wait as wait_for
 from .kernels import kernel
-from .payload import GROUP, Section, Sections, group_bytes
-from .quantisation import Reduction, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
-
-
-def start_quantised_sum(parts: torch.Tensor, sections: Sections, group: str) -> Reduction:
-    """The reduction of all ranks' parts, of which this one holds [held, B, T, C], under way.
-
-    `total` is to be read only after a wait for it, and `left_of_sum` only after that.
-    """
-    reduction = RankReduction(parts, sections, group)
-    reduction.start()
-    _register_work(reduction.total, reduction)
-    return reduction.outcome
+from .payload import FORMATS, GROUP, Section, Sections
+from .quantisation import QuantisedSum, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
 
 
 class RankReduction(Work):
-    """What a wait for `total` waits for.
+    """The reduction of all ranks' parts, of which this one holds [held, B, T, C]; what a wait for `total` waits for.
 
     On a GPU all of it runs on a stream of its own, from the start on. Gloo has no such queue: there the all-to-all
     is under way from the start, and sum and all-gather run in the wait, in the same order on all ranks.
@@ -53,10 +41,11 @@ class RankReduction(Work):
         self.left = left.view(parts.shape)
 
     @property
-    def outcome(self) -> Reduction:
-        return Reduction(self.total, self.left, self.left_of_sum)
+    def outcome(self) -> QuantisedSum:
+        return QuantisedSum(self.total, self.left, self.left_of_sum)
 
-    def start(self) -> None:
+    def start(self) -> torch.Tensor:
+        """The total, under way: it and what rounding leaves of it are to be read only after a wait for it."""
         self.received = all_to_all(self.sent, self.group)
         if self.total.is_cuda:
             stream = _side_stream(self.total.device)
@@ -64,11 +53,7 @@ class RankReduction(Work):
             with torch.cuda.stream(stream):
                 self._finish()
                 self.event = stream.record_event()
-
-    def run(self) -> torch.Tensor:
-        """All of it at once."""
-        self.start()
-        self.wait()
+        _register_work(self.total, self)
         return self.total
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -80,10 +65,10 @@ class RankReduction(Work):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        received = wait_for(self.received).flatten(0, 1)
+        received = wait(self.received).flatten(0, 1)
         left_of_sum = self.left_of_sum.flatten(1, -2)
         self.own = _add_up(received, left_of_sum, sections=self.sections, ranks=self.ranks, rank=self.rank)
-        self.gathered = wait_for(all_gather(self.own[0], self.group))
+        self.gathered = wait(all_gather(self.own[0], self.group))
         _unpack(self.gathered, self.total.flatten(0, -2)[None], sections=self.sections)
 
 
@@ -144,7 +129,7 @@ def _from_ranks(rows: torch.Tensor, groups: int) -> torch.Tensor:
 def _by_section(rows: torch.Tensor, sections: Sections, bits: Sequence[int], ranks: int) -> list[torch.Tensor]:
     """A rank's share of each section: [..., n] -> [..., share, bytes of a group]."""
     shares = [-(-_groups(section) // ranks) for section in sections]  # the widest
-    sizes = [group_bytes(each) for each in bits]
+    sizes = [FORMATS[each].group_bytes() for each in bits]
     parts = rows.split([share * size for share, size in zip(shares, sizes, strict=True)], dim=-1)
     return [part.unflatten(-1, (-1, size)) for part, size in zip(parts, sizes, strict=True)]
 
@@ -156,3 +141,61 @@ def _groups(section: Section) -> int:
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+# ---- bytes from every rank to every other, under way: each is to be read only after a wait for it ----
+#
+# NCCL has both. By those of gloo (torch 2.13) the two directions of a slow link take turns, as they do where a send is
+# posted before a receive: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is ready to
+# receive before it sends.
+
+_functional = torch.ops._c10d_functional
+wait = _functional.wait_tensor
+
+
+def all_to_all(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """Row k of every rank's tensor to rank k, which receives them in the ranks' order: [w, ...] -> [w, ...]."""
+    packed = packed.contiguous()
+    if packed.is_cuda:
+        one_each = [1] * group.size()
+        return _functional.all_to_all_single(packed, one_each, one_each, group.group_name)
+    return _exchanged(list(packed), group)
+
+
+def all_gather(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """The tensors of all ranks, in their order: [...] -> [w, ...]."""
+    packed = packed.contiguous()
+    if packed.is_cuda:
+        return _functional.all_gather_into_tensor(packed[None], group.size(), group.group_name)
+    return _exchanged([packed] * group.size(), group)
+
+
+def _exchanged(rows: Sequence[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
+    """`rows[k]` to rank k; what arrives, in the ranks' order."""
+    own = rows[group.rank()]
+    received = own.new_empty(len(rows), *own.shape)
+    works = post(rows, received, group)
+    received[group.rank()] = own
+    _register_work(received, _All(rows, works))
+    return received
+
+
+def post(rows: Sequence[torch.Tensor], received: torch.Tensor, group: ProcessGroup) -> list[Work]:
+    """Receive from every other rank, and send to it."""
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    receives = [group.recv([received[rank]], rank, 0) for rank in others]
+    sends = [group.send([rows[rank]], rank, 0) for rank in others]
+    return receives + sends
+
+
+class _All(Work):
+    """All of some works, and what they send, which is not to be freed before."""
+
+    def __init__(self, rows: Sequence[torch.Tensor], works: Sequence[Work]) -> None:
+        super().__init__()
+        self.rows, self.works = rows, works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self.works:
+            work.wait()
+        return True

@@ -59,16 +59,26 @@ class Region:
         return ",".join(str(layer_range) for layer_range in self.ranges)
 
     @property
+    def layer_indices(self) -> set[int]:
+        """The layers of which it has a module, or both."""
+        return {index // 2 for index in self.module_indices}
+
+    @property
     def module_indices(self) -> list[int]:
         return [index for layer_range in self.ranges for index in layer_range.module_indices]
 
     def without(self, modules: set[int]) -> Region:
-        """The region less `modules`. Untouched ranges stay as they are, since each range is a unit."""
+        """The region less `modules`. Untouched ranges stay as they are, since each range is a unit.
+
+        Raises ValueError where what is left of it is none.
+        """
         ranges: list[LayerRange] = []
         for layer_range in self.ranges:
             left = set(layer_range.module_indices) - modules
             ranges += [layer_range] if len(left) == len(layer_range.module_indices) else as_ranges(left)
-        return replace(self, ranges=tuple(ranges))
+        rest = replace(self, ranges=tuple(ranges))
+        _check_options(rest.layers, rest.preset, rest.options)
+        return rest
 
     def to_json(self) -> dict[str, Any]:
         """`layers`, `preset`, the preset's own options, and those modifiers that differ from its defaults."""

@@ -1,9 +1,9 @@
-"""The shard axis: stock Llama modules, run on views that differ per tensor-parallel shard.
+"""The shard axis: stock modules, run on views that differ per tensor-parallel shard.
 
-Shard k owns the k-th block of rows of a column-parallel projection (q, k, v, gate, up) and the k-th block of columns
-of a row-parallel one (o, down). One batched matmul multiplies every shard's view with its own block, so the work is
-that of the plain projection. Under tensor parallelism a rank holds the weights of its own shards only, and runs the
-same code on those.
+Shard k owns the k-th block of rows of a column-parallel projection, which reads the stream, and the k-th block of
+columns of a row-parallel one, which writes to it. One batched matmul multiplies every shard's view with its own block,
+so the work is that of the plain projection. Under tensor parallelism a rank holds the weights of its own shards only,
+and runs the same code on those.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
-COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-ROW_PARALLEL = ("o_proj", "down_proj")
+from .family import Module
 
 
 @dataclass(frozen=True)
@@ -47,34 +46,36 @@ class OnShards:
     """An attention or MLP as its own `forward` should see it where a shard axis comes in or goes out.
 
     `LlamaAttention.forward(OnShards(attention, ...), ...)` runs transformers' own code: all attributes are the
-    module's, but its projections read [B, T, r * H] (`reads_shards`) and its last one gives partial sums
-    [r, B, T, H] (`gives_partials`), for the r shards that this process holds.
+    module's, but its readers read [B, T, r * H] (`reads_shards`) and its writer gives partial sums [r, B, T, H]
+    (`gives_partials`), for the r shards that this process holds.
     """
 
     def __init__(
         self,
         module: nn.Module,
+        names: Module,
         shards: Shards,
         reads_shards: bool,
         gives_partials: bool,
-        projections: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({}),
+        stand_ins: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({}),
     ) -> None:
         self.module = module
-        self.projections = projections  # that stand in for the module's own
+        self.readers, self.writer = [linear.name for linear in names.readers], names.writer.name
+        self.stand_ins = stand_ins  # for projections of the module
         self.shards = shards
         self.reads_shards = reads_shards
         self.gives_partials = gives_partials
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.projections:
-            return self.projections[name]
+        if name in self.stand_ins:
+            return self.stand_ins[name]
         attribute = getattr(self.module, name)
         is_split = self.shards.group is not None
-        if name in COLUMN_PARALLEL and (is_split or self.reads_shards):
+        if name in self.readers and (is_split or self.reads_shards):
             return partial(column_parallel, attribute, self.shards if self.reads_shards else self.shards.as_one())
-        if name in ROW_PARALLEL and self.gives_partials:
+        if name == self.writer and self.gives_partials:
             return partial(row_parallel, attribute, self.shards)
-        if name in ROW_PARALLEL and is_split:
+        if name == self.writer and is_split:
             return lambda hidden_states: row_parallel(attribute, self.shards.as_one(), hidden_states)[0]
         return attribute
 

@@ -19,16 +19,16 @@ from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import TensorParallelLayer
 
 from .collectives import sum_gradients
+from .family import Family
 from .residual_stream import PeekGain
 from .sharding import Shards, on_this_rank
-from .wiring import check_shards
 
 
 class RewiredLayerParallel(TensorParallelLayer):
     """Gives a decoder layer its rank's shards. Raises ValueError where the ranks cannot share them out evenly."""
 
     def install_forward(self, layer: Any, mesh: DeviceMesh) -> Any:
-        layer.place(shards_of_rank(layer.self_attn.config, mesh))
+        layer.place(shards_of_rank(layer.config, mesh))
         for module in layer.modules():
             if isinstance(module, PeekGain):
                 rows = distribute_tensor(module.weight, mesh, [Shard(0)], src_data_rank=None)
@@ -54,23 +54,20 @@ def _run_with_whole_gradients(layer: Any, run: Callable[..., Any], *args: Any, *
 def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:
     """The shards that a rank of `mesh` holds. Raises ValueError."""
     ranks = mesh.size()
-    check_ranks(config, ranks)
+    check_ranks(config.family, config, ranks)
     # where the function does not depend on the shards, a rank is one
     total = config.tp_shards if config.depends_on_shards else ranks
     return Shards(total, total // ranks, mesh.get_group().group_name)
 
 
-def check_ranks(config: Any, ranks: int) -> None:
-    """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a Llama, rewired or not."""
+def check_ranks(family: Family, config: Any, ranks: int) -> None:
+    """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model, rewired or not."""
     if getattr(config, "depends_on_shards", False) and config.tp_shards % ranks:
         raise ValueError(
             f"tp_size {ranks} does not divide tp_shards {config.tp_shards}: what this model computes depends on its "
             "logical shards, and every rank must hold as many; choose a tp_size that divides."
         )
-    sizes = {
-        name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-    }
-    check_shards(ranks, "tp_size", **sizes)
+    family.check_shards(config, ranks, "tp_size")
 
 
 def _is_split(parameter: torch.Tensor) -> bool:

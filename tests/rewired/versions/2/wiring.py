@@ -60,7 +60,7 @@ class Wiring:
         taken = {index for region in new for index in region.module_indices}
         kept = [region.without(taken) for region in self.rewired_regions]
         regions = complete([region for region in kept if region.ranges] + new, self.num_layers)
-        return Wiring.from_json([region.to_json() for region in regions], self.num_layers, self.hidden_size)
+        return Wiring(tuple(regions), self.num_layers, self.hidden_size)
 
     @property
     def layers(self) -> list[tuple[ModuleWiring, ModuleWiring]]:
@@ -117,6 +117,11 @@ class ModuleWiring:
     def launches(self) -> bool:
         """Whether a collective starts after this module."""
         return self.reduce != "none"
+
+    @property
+    def takes_local(self) -> bool:
+        """Whether its reduction takes along what is local of the channels that it sends."""
+        return self.reduce == "all" or bool(self.sections)
 
     @property
     def leaves_channels(self) -> bool:
@@ -191,13 +196,12 @@ def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
         peeks_at_flight = module.region.peek and in_flight and not module.wait
         if in_flight:
             resolved[-1] = _read_by(resolved[-1], module, peeks_at_flight)
-        folds = module.reduce == "all" or bool(module.sections)
         resolved.append(
             replace(
                 module,
                 reads_shards=peeks_at_flight or (module.region.peek and local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
-                merge=local_from.merge if local_from and folds else "sum",
+                merge=local_from.merge if local_from and module.takes_local else "sum",
                 gives_partials=module.reduce != "all" or bool(module.sections),
                 lacks_something=lacks_parts or (in_flight and not module.wait),
             )
@@ -226,12 +230,3 @@ def _check_same_merge(before: Region, region: Region) -> None:
             f"Layers {before.layers} merge by '{before.merge}' and layers {region.layers} by '{region.merge}', and "
             "their local parts mix: give both the same merge."
         )
-
-
-def check_shards(shards: int, name: str = "tp_shards", **sizes: int) -> None:
-    """Raise ValueError naming the first of `sizes` (heads, KV heads, MLP width) that `shards` does not divide."""
-    if type(shards) is not int or shards < 1:
-        raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
-    for size_name, size in sizes.items():
-        if size % shards:
-            raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")

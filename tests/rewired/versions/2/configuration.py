@@ -1,18 +1,25 @@
-"""The config of a rewired Llama: LlamaConfig plus the wiring of every layer and the number of logical shards."""
+"""What the config of every rewired model has: the wiring of its layers, and the number of logical shards."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig
+from transformers import PreTrainedConfig
 
+from .family import Family
 from .version import FIRST, VERSION, check_version
-from .wiring import Wiring, check_shards
+from .wiring import Wiring
+
+# a stock plan sums these gradients itself; `tensor_parallel.py` sums those of all that ranks hold whole
+_SUMS_GRADIENTS = "replicated_with_grad_allreduce"
 
 
 @strict
-class RewiredLlamaConfig(LlamaConfig):
+class RewiredConfig(PreTrainedConfig):
     r"""
     Args:
         wiring (`list[dict]`, *optional*):
@@ -27,8 +34,7 @@ class RewiredLlamaConfig(LlamaConfig):
     Raises ValueError when the wiring or tp_shards do not fit the model, and for a version that it does not know.
     """
 
-    model_type = "rewired_llama"
-    base_model_tp_plan = LlamaConfig.base_model_tp_plan | {"layers.*": "rewired_layer"}  # `tensor_parallel.py`
+    family: ClassVar[Family]
 
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
@@ -43,18 +49,13 @@ class RewiredLlamaConfig(LlamaConfig):
         super().__post_init__(**kwargs)
         check_version(vars(self))
         self.wiring_version = VERSION
-        check_shards(
-            self.tp_shards,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
-            intermediate_size=self.intermediate_size,
-        )
+        self.family.check_shards(self, self.tp_shards)
         self.wiring = self.resolved_wiring.to_json()
 
     @property
     def resolved_wiring(self) -> Wiring:
         """The wiring of every module, as `wiring` says it."""
-        return Wiring.from_json(self.wiring, self.num_hidden_layers, self.hidden_size)
+        return _parsed(json.dumps(self.wiring), self.num_hidden_layers, self.hidden_size)
 
     @property
     def depends_on_shards(self) -> bool:
@@ -62,6 +63,12 @@ class RewiredLlamaConfig(LlamaConfig):
         return self.resolved_wiring.depends_on_shards
 
 
-RewiredLlamaConfig.register_for_auto_class()
+def rewired_plan(family: Family, stock: Mapping[str, str]) -> dict[str, str]:
+    """The tensor-parallel plan of a family's rewired models, from that of the `stock` ones."""
+    kept = {pattern: style for pattern, style in stock.items() if style != _SUMS_GRADIENTS}
+    return kept | {f"{family.layers}.*": "rewired_layer"}
 
-__all__ = ["RewiredLlamaConfig"]
+
+@cache
+def _parsed(wiring: str, num_layers: int, hidden_size: int) -> Wiring:
+    return Wiring.from_json(json.loads(wiring), num_layers, hidden_size)

@@ -1,0 +1,125 @@
+"""A family of models as data: the modules of its layers, and the tensors around them. Without torch.
+
+Everything outside of a family's own two files (this data, and its classes) takes the names from here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+HEADS = ("num_attention_heads", "head_dim")
+KV_HEADS = ("num_key_value_heads", "head_dim")
+NEURONS = ("intermediate_size",)
+HEAD_DIM = ("head_dim",)
+_IN_WORDS = {
+    "num_attention_heads": "{} heads",
+    "num_key_value_heads": "{} KV heads",
+    "intermediate_size": "MLP width {}",
+}
+
+Width = tuple[str, ...]  # entries of a config, multiplied; shards share out the first
+
+
+class Linear(NamedTuple):
+    """A projection from the stream to `width`, or from there to the stream."""
+
+    name: str
+    width: Width
+    bias: str | bool = False  # whether it has one, or the config's switch for that
+
+
+class Replicated(NamedTuple):
+    """A parameter inside a module that every shard holds whole, such as a norm of each head."""
+
+    name: str
+    width: Width
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of the two modules of a layer. It reads the stream through a norm, and writes to the stream."""
+
+    path: str  # in the layer, as all names here
+    norm: str
+    gain: str  # that of its peeks, which is ours
+    readers: tuple[Linear, ...]  # column-parallel
+    writer: Linear  # row-parallel
+    inside: tuple[Replicated, ...] = ()
+
+    @property
+    def is_attention(self) -> bool:
+        return KV_HEADS in self.widths
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (*self.readers, self.writer)
+
+    @property
+    def widths(self) -> dict[Width, None]:
+        """Those of its projections, each once, in order."""
+        return {linear.width: None for linear in self.linears}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models whose layers are the same two modules, attention and then an MLP."""
+
+    model_type: str  # of a stock checkpoint
+    name: str  # as stock classes begin: `Llama` of `LlamaForCausalLM`
+    modeling: str  # the Python module of the rewired classes, `RewiredLlamaConfig` and so on
+    modules: tuple[Module, Module]
+    base: str = "model"  # the model without its head, within the whole one
+    layers: str = "layers"  # in the base
+    embedding: str = "embed_tokens"  # in the base
+    last_norm: str = "norm"  # in the base
+    head: str = "lm_head"
+
+    @property
+    def rewired_type(self) -> str:
+        """The model_type of a rewired checkpoint."""
+        return f"rewired_{self.model_type}"
+
+    @property
+    def architecture(self) -> str:
+        return f"{self.name}ForCausalLM"
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """The names of all projections of a layer."""
+        return tuple(linear.name for module in self.modules for linear in module.linears)
+
+    @property
+    def gains(self) -> tuple[str, ...]:
+        return tuple(module.gain for module in self.modules)
+
+    def layer(self, index: int) -> str:
+        """The path of a layer in the whole model."""
+        return f"{self.base}.{self.layers}.{index}"
+
+    def in_base(self, name: str) -> str:
+        """The path in the whole model of what the base holds as `name`: `last_norm`, `embedding`."""
+        return f"{self.base}.{name}"
+
+    def divisible(self, config: Any) -> dict[str, int]:
+        """The sizes of `config` that shards and ranks have to divide: heads, KV heads, the MLP's width."""
+        widths = [width for module in self.modules for width in module.widths]
+        return {width[0]: getattr(config, width[0]) for width in widths}
+
+    def divisible_in_words(self, config: Any) -> str:
+        """The same in words: `32 heads, 8 KV heads and MLP width 14336`."""
+        *first, last = (_IN_WORDS[name].format(size) for name, size in self.divisible(config).items())
+        return f"{', '.join(first)} and {last}"
+
+    def check_shards(self, config: Any, shards: Any, name: str = "tp_shards") -> None:
+        """Raise ValueError naming the first size that `shards`, which the user knows as `name`, does not divide."""
+        if type(shards) is not int or shards < 1:
+            raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
+        for size_name, size in self.divisible(config).items():
+            if size % shards:
+                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")
+
+
+def size(config: Any, width: Width) -> int:
+    return math.prod(getattr(config, entry) for entry in width)

@@ -1,0 +1,137 @@
+"""What the models of all families share: stock models whose layers pass a residual stream along.
+
+A family's classes stand in a file of their own, `modeling_rewired_llama.py`: each is one of these before the stock one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
+
+from .family import Family
+from .residual_stream import PeekGain, ResidualStream
+from .rewired_layer import RewiredLayer
+from .tensor_parallel import RewiredLayerParallel
+
+
+class RewiredPreTrainedModel(PreTrainedModel):
+    """Before a stock pre-trained model among the bases of a class."""
+
+    family: ClassVar[Family]
+    layer_class: ClassVar[type[RewiredLayer]]
+
+    @classmethod
+    def is_backend_compatible(cls) -> bool:
+        """Raise ValueError: an engine that splits this model by transformers' plan alone would lose its wiring."""
+        raise ValueError(
+            "A rewired model cannot be served through an engine's Transformers backend, which does not know its "
+            "all-reduces: for vLLM, pip install 'rewired[vllm]' brings a plugin that does."
+        )
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PeekGain):
+            init.constant_(module.weight, module.initial)
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "Re-entrant gradient checkpointing does not see the tensors inside the residual stream and would give "
+                "wrong gradients: use gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})  # torch would be re-entrant
+        super().gradient_checkpointing_enable(options, **kwargs)
+
+
+class RewiredModel(RewiredPreTrainedModel):
+    """Before a stock model without its head; its layers pass a residual stream along."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.rewire()
+
+    @property
+    def decoder_layers(self) -> Any:
+        return self.get_submodule(self.family.layers)
+
+    @property
+    def last_norm(self) -> Any:
+        return self.get_submodule(self.family.last_norm)
+
+    def rewire(self) -> None:
+        """Make rewired layers of what the stock constructor has built."""
+        _CAN_RECORD_REGISTRY[self] = self._can_record_outputs  # as a constructor does, for a class that became ours
+        wirings = self.config.resolved_wiring.layers
+        for index, layer in enumerate(self.decoder_layers):
+            layer.__class__ = self.layer_class
+            layer.rewire(self.config, index, wirings[index])
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """The stock forward. `hidden_states[i]` is all that was contributed before layer i, reduced or not."""
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        if outputs.hidden_states is not None:
+            shards = self.decoder_layers[0].shards
+            outputs.hidden_states = tuple(
+                ResidualStream(*state).total(shards) if isinstance(state, tuple) else state
+                for state in outputs.hidden_states
+            )
+        return outputs
+
+
+class RewiredForCausalLM(RewiredPreTrainedModel):
+    """Before a stock language model; its base becomes a `base_class`, in place."""
+
+    base_class: ClassVar[type[RewiredModel]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        base: Any = self.base
+        base.__class__ = self.base_class
+        base.rewire()
+
+    @property
+    def base(self) -> RewiredModel:
+        """The model without its head."""
+        return cast(RewiredModel, self.get_submodule(self.family.base))
+
+
+def recorded_outputs(layer: type[nn.Module], attention: type[nn.Module]) -> dict[str, Any]:
+    """How transformers records hidden states: a layer's output is the whole stream, and `RewiredModel` opens it."""
+    return {"hidden_states": OutputRecorder(layer, index=slice(None)), "attentions": attention}  # type: ignore[arg-type]
+
+
+def gains_may_be_missing(family: Family) -> list[str]:
+    """Conversion writes no tensors: gains that a checkpoint does not hold are at their initial value."""
+    return [rf"{gain}\.weight$" for gain in family.gains]
+
+
+ALL_PARALLEL_STYLES.register("rewired_layer", RewiredLayerParallel())  # type: ignore[arg-type]
