@@ -66,6 +66,7 @@ class Case:
 CASES = [
     *(Case("standard@0-30", basis) for basis in ("hadamard", "random")),
     *(Case(f"standard+{payload}@0-30", basis) for payload in PAYLOADS for basis in ("none", "hadamard")),
+    *(Case("standard+int6@0-30", basis) for basis in ("none", "hadamard")),
     *(Case("standard+int4@0-30", basis) for basis in ("hadamard, random signs", "random")),
     *(Case(f"standard+{payload}@15-30", "hadamard") for payload in ("int4/int8", "int4")),
     *(Case(f"partial-1+{table}@0-30", basis) for table in TABLES for basis in ("hadamard", "missing")),
@@ -147,7 +148,7 @@ def _sweep(checkpoint: Checkpoint, entries: Sequence[dict[str, Any]]) -> Sweep:
     config = wired_config(checkpoint.config, wiring, checkpoint.tp_shards or 1)
     calibration = load_text(config, checkpoint.folder, RefitRequest().text, TOKENS)
     files = {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
-    weights = Weights(files, torch.device("cpu"))
+    weights = Weights(files, torch.device("cpu"), checkpoint.shape.family)
     store = ActivationStore(None)
     return Sweep(model_config(config), weights, calibration, None, store, gains=False, matrices=False)
 
@@ -179,12 +180,13 @@ def _unpredicted(sweep: Sweep) -> torch.Tensor:
     """
     width = sweep.config.hidden_size
     covariance = torch.zeros(width, width, dtype=torch.float64)
-    by_module: dict[int, list[Read]] = defaultdict(list)
+    by_module: dict[tuple[int, bool], list[Read]] = defaultdict(list)
     for read in reads(sweep):
-        if by_module and read.module not in by_module:
+        module = (read.layer, read.is_mlp)
+        if by_module and module not in by_module:
             covariance += _left(sweep, *by_module.values())
             by_module.clear()
-        by_module[read.module].append(read)
+        by_module[module].append(read)
     return Missing.of(covariance + _left(sweep, *by_module.values())).basis
 
 
