@@ -24,8 +24,7 @@ OF_A_FAMILY = {
     "model/sharding.py": "an example of a class in its docstring",
 }
 OF_MODULES = {
-    "model/layer_ranges.py": "which modules a range covers",
-    "model/regions.py": "names the layer of a module that is given twice",
+    "model/regions.py": "which modules a range covers, and the layer of one that is given twice",
     "model/presets.py": "parallel reduces after every second module",
     "model/wiring.py": "the order in which a model's modules run",
 }

@@ -23,7 +23,6 @@ CODE = {
     "configuration.py",
     "family.py",
     "kernels.py",
-    "layer_ranges.py",
     "llama_family.py",
     "modeling_rewired_llama.py",
     "payload.py",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.model.layer_ranges import as_ranges, parse_layers
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig
+from rewired.model.regions import as_ranges, parse_layers
 from rewired.model.wiring import ModuleWiring, Wiring
 
 from .test_against_reference import regions

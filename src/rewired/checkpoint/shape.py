@@ -10,7 +10,7 @@ from typing import Any
 
 from rewired.families import FAMILIES, family_of, names
 from rewired.model.family import Family, Linear, Module, Width, size
-from rewired.model.layer_ranges import ranges_of_layers
+from rewired.model.regions import ranges_of_layers
 from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewired.model.layer_ranges import ranges_of_layers
+from rewired.model.regions import ranges_of_layers
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import parse_wiring, parse_wirings, region_name
 
