@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 def main() -> None:
     measured = [row for row in newest(read(FOLDER / "measured.jsonl")) if _is_drawn(row)]
-    rotated = _best([row for row in read(FOLDER / "rotations.jsonl") if row["recipe"] == ALGORITHM_VERSION])
+    rotated = _best([row for row in read(FOLDER / "rotations.jsonl") if row["algorithm"] == ALGORITHM_VERSION])
     colours = wiring_colours(measured)
     figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {_kib(STANDARD):.0f})")
     for series in [*_wirings(measured, colours), *_payloads(rotated, colours), *_partial(rotated, colours), *_masks()]:
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _is_drawn(row: dict[str, Any]) -> bool:
     """Refits of the version that parallel and desync-4x in all layers were last measured with, and of later ones."""
-    return row["fit"] != "converted" and row["windows"] == WINDOWS and row["recipe"] >= 6
+    return row["fit"] != "converted" and row["windows"] == WINDOWS and row["algorithm"] >= 6
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

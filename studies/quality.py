@@ -95,7 +95,7 @@ def _rows(layers: int) -> Iterator[dict[str, Any]]:
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
     """Whether the row is what would be measured now."""
-    return row["windows"] == windows and (row["fit"] == "converted" or row["recipe"] == ALGORITHM_VERSION)
+    return row["windows"] == windows and (row["fit"] == "converted" or row["algorithm"] == ALGORITHM_VERSION)
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torc
     done = convert(source, out, Request(parse_wiring(row["wiring"]), refit=FITS[row["fit"]], dtype=dtype))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
-    row["recipe"] = ALGORITHM_VERSION if done.refit else 0
+    row["algorithm"] = ALGORITHM_VERSION if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
     row["on"] = {kind: as_row(measured) for kind, measured in compare(source, out, texts).items()}
     print(_name(row), {kind: round(on["kl"], 3) for kind, on in row["on"].items()}, flush=True)

@@ -71,14 +71,14 @@ def read(path: Path) -> list[Any]:
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
     lines = ["| asked for | wiring | exposed | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, which, wiring, exposed, _, on, recipe in rows:
+    for name, which, wiring, exposed, _, on, algorithm in rows:
         kls = [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([name + _of(recipe), f'{which}: {wiring}', str(exposed), *kls])} |")
+        lines.append(f"| {' | '.join([name + _of(algorithm), f'{which}: {wiring}', str(exposed), *kls])} |")
     return "\n".join(lines) + "\n"
 
 
-def _of(recipe: int) -> str:
-    return "" if recipe == ALGORITHM_VERSION else f" (version {recipe})"
+def _of(algorithm: int) -> str:
+    return "" if algorithm == ALGORITHM_VERSION else f" (version {algorithm})"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -126,7 +126,7 @@ def whole_table(rows: list[dict[str, Any]]) -> str:
 
 def _mark(row: dict[str, Any]) -> str:
     """What sets a row apart from those that would be measured now."""
-    marks = [f"version {row['recipe']}"] if row["recipe"] not in (0, ALGORITHM_VERSION) else []
+    marks = [f"version {row['algorithm']}"] if row["algorithm"] not in (0, ALGORITHM_VERSION) else []
     if row["windows"] != WINDOWS:
         marks.append(f"{row['windows']} windows")
     return f" ({', '.join(marks)})" if marks else ""

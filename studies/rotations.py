@@ -94,7 +94,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable_progress_bar()
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
-    known = {row["name"] for row in rows if row["recipe"] == ALGORITHM_VERSION}
+    known = {row["name"] for row in rows if row["algorithm"] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-rotations-") as scratch:
         source = convert(MODEL, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
         texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
@@ -117,7 +117,7 @@ def _measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Ten
     seconds = round(time.perf_counter() - started, 1)
     config = Checkpoint.open(done.out).config
     texts = {kind: spaced(windows, case.windows) for kind, windows in texts.items()}
-    row = {"name": case.name, **asdict(case), "recipe": ALGORITHM_VERSION}
+    row = {"name": case.name, **asdict(case), "algorithm": ALGORITHM_VERSION}
     row |= {"seconds": seconds, "shares": config.get("rotation", {}).get("shares", [])}
     row["bytes"] = round(done.plan.table.total.bytes_sent / done.plan.table.dense.bytes_sent, 4)
     row["on"] = {kind: as_row(found) for kind, found in compare(source, done.out, texts).items()}
