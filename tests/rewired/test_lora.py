@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -106,4 +107,25 @@ def test_lora_with_gradient_checkpointing_has_the_same_gradients() -> None:
 def test_dora_on_a_shard_axis_is_refused_in_one_sentence() -> None:
     adapted = lora_model(WIRINGS["desync-2x"], use_dora=True)
     with pytest.raises(ValueError, match="plain LoRA"):
+        adapted(input_ids=tokens())
+
+
+@every_wiring
+def test_rows_of_a_batch_get_the_adapters_that_are_named_for_them(wiring: list[dict[str, Any]]) -> None:
+    adapted = lora_model(wiring)
+    adapted.add_adapter("other", LoraConfig(r=2, target_modules=PROJECTIONS, init_lora_weights=False))
+    adapted.eval()
+    names = ["other", "__base__", "default", "other"]
+    batch = tokens(batch=4)
+    logits = adapted(input_ids=batch, adapter_names=names).logits
+    for row, name in enumerate(names):
+        adapted.set_adapter("default" if name == "__base__" else name)
+        with adapted.disable_adapter() if name == "__base__" else nullcontext():
+            expected = adapted(input_ids=batch[row : row + 1]).logits
+        torch.testing.assert_close(logits[row : row + 1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_activated_lora_on_a_shard_axis_is_refused_in_one_sentence() -> None:
+    adapted = lora_model(WIRINGS["desync-2x"], alora_invocation_tokens=[5])
+    with pytest.raises(ValueError, match="no aLoRA"):
         adapted(input_ids=tokens())

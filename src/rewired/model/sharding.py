@@ -88,12 +88,13 @@ def pack_shards(views: torch.Tensor) -> torch.Tensor:
 def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
     """Every held shard's view times its own rows: [B, T, r * H] -> [B, T, out], `out` that of the held shards."""
     if not is_plain_linear(projection):
-        output = column_parallel(projection.base_layer, shards, packed)
-        for lora_a, lora_b, dropout, scaling in _adapters(projection):
-            views = dropout(packed.to(lora_a.weight.dtype)).unflatten(-1, (shards.held, -1))
-            low_rank = linear(views, on_this_rank(lora_a.weight)).flatten(-2)
-            output = output + scaling * column_parallel(lora_b, shards, low_rank).to(output.dtype)
-        return output
+        return _with_adapters(
+            projection,
+            column_parallel(projection.base_layer, shards, packed),
+            packed,
+            lambda a, x: linear(x.unflatten(-1, (shards.held, -1)), on_this_rank(a.weight)).flatten(-2),
+            lambda b, low_rank: column_parallel(b, shards, low_rank),
+        )
     weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
     if shards.held == 1:
         return linear(packed, weight, bias)
@@ -105,13 +106,13 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
 def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
     """Every held shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as its part on each shard."""
     if not is_plain_linear(projection):
-        partials = row_parallel(projection.base_layer, shards, hidden_states)
-        for lora_a, lora_b, dropout, scaling in _adapters(projection):
-            low_rank = row_parallel(lora_a, shards, dropout(hidden_states.to(lora_a.weight.dtype)))
-            partials = partials + scaling * linear(
-                low_rank, on_this_rank(lora_b.weight), _part(lora_b.bias, shards)
-            ).to(partials.dtype)
-        return partials
+        return _with_adapters(
+            projection,
+            row_parallel(projection.base_layer, shards, hidden_states),
+            hidden_states,
+            lambda a, x: row_parallel(a, shards, x),
+            lambda b, low_rank: linear(low_rank, on_this_rank(b.weight), _part(b.bias, shards)),
+        )
     weight, bias = on_this_rank(projection.weight), _part(projection.bias, shards)
     if shards.held == 1:
         return linear(hidden_states, weight, bias)[None]
@@ -133,20 +134,48 @@ def is_plain_linear(projection: Any) -> bool:
     return type(projection) is nn.Linear
 
 
-def _adapters(projection: Any) -> Iterator[tuple[nn.Linear, nn.Linear, nn.Module, float]]:
-    """The active LoRA adapters of a projection that PEFT has wrapped: A, B, dropout and scaling of each.
+def _with_adapters(
+    projection: Any,
+    output: torch.Tensor,
+    inputs: torch.Tensor,
+    down: Callable[[nn.Linear, torch.Tensor], torch.Tensor],
+    up: Callable[[nn.Linear, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The base layer's `output`, and what LoRA adapters add to it: `down` through A, `up` through B."""
+    for name, rows in _adapters(projection, inputs):
+        lora_a = projection.lora_A[name]
+        low_rank = down(lora_a, projection.lora_dropout[name](inputs.to(lora_a.weight.dtype)))
+        added = projection.scaling[name] * up(projection.lora_B[name], low_rank).to(output.dtype)
+        output = output + (added if rows is None else added * rows)
+    return output
 
-    Raises ValueError for whatever else wraps it.
+
+def _adapters(projection: Any, inputs: torch.Tensor) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """The active LoRA adapters of a projection that PEFT has wrapped, each with its rows of the batch: [B, 1, 1], or
+    None for all. Raises ValueError for whatever else wraps it.
     """
     unknown = {name.split(".")[0] for name, _ in projection.named_parameters()} - {"base_layer", "lora_A", "lora_B"}
-    if unknown or not hasattr(projection, "lora_A"):
+    is_lora = hasattr(projection, "lora_A") and not unknown
+    by_row = _names_by_row(projection)
+    names = (by_row or projection.active_adapters) if is_lora else ()
+    if not is_lora or any(name in projection.lora_variant for name in names):
         raise ValueError(
             f"{type(projection).__name__} cannot be split over shards: only plain linear layers and plain LoRA (no "
-            "DoRA, no quantisation) are known to. Leave this projection out of target_modules, or use plain LoRA."
+            "DoRA, no aLoRA, no quantisation) are known to. Leave this projection out of target_modules, or use plain "
+            "LoRA."
         )
+    projection._check_forward_args(inputs, adapter_names=by_row)
     if projection.merged or projection.disable_adapters:
         return
-    for name in projection.active_adapters:
+    for name in dict.fromkeys(names):
         if name in projection.lora_A:
-            parts = projection.lora_A[name], projection.lora_B[name], projection.lora_dropout[name]
-            yield *parts, projection.scaling[name]
+            rows = by_row and torch.tensor([each == name for each in by_row], device=inputs.device)[:, None, None]
+            yield name, rows
+
+
+def _names_by_row(projection: Any) -> list[str] | None:
+    """What `adapter_names` says: PEFT hands it to its layers by a hook, since the modules between do not take it."""
+    for hook in projection._forward_pre_hooks.values():
+        if isinstance(hook, partial) and "adapter_names" in hook.keywords:
+            return list(hook.keywords["adapter_names"])
+    return None
