@@ -4,8 +4,8 @@ One python loop over r tensor-parallel ranks, each with its own stream, its own 
 
 - standard: ladder-residual eq. 1. ladder: Algorithm 1 and eq. 2. parallel: section 3.3.1. desync: section 5.
 - partial: CAAT-Net section 3.1, eq. 8 and 12; for any number of ranks appendix A, eq. 20 and 22.
-- the stream, peek, gains and merge: docs/semantics.md, sections 1 and 3. What one rank holds: section 2. Payloads:
-  section 5.
+- the stream, peek, gains and merge: docs/semantics.md. What one rank holds: docs/tensor-parallel.md. Payloads:
+  docs/payloads.md.
 
 It computes in the dtype of the weights throughout, so compare in fp32; where payloads are quantised, in fp64.
 """
@@ -61,7 +61,7 @@ def reference_logits(
     return F.linear(x, embedding if config.tie_word_embeddings else state_dict["lm_head.weight"])
 
 
-# ---- The residual stream: docs/semantics.md, section 1 ----
+# ---- The residual stream: docs/semantics.md ----
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Stream:
             self.d_folded[k] = self.d_folded[k] + z[k] * scale
 
 
-# ---- Payloads: docs/semantics.md, section 5 ----
+# ---- Payloads: docs/payloads.md ----
 
 
 def quantise_channels(x: Tensor, payload: tuple[tuple[int, int, int], ...], which: int) -> Tensor:  # [B, T, H]
@@ -189,7 +189,7 @@ def quantise_group(x: Tensor, bits: int) -> Tensor:  # [B, T, up to 64]
     return x + (quantised - x.detach())
 
 
-# ---- The wiring: the table of docs/semantics.md, section 1 ----
+# ---- The wiring: the table of docs/semantics.md ----
 
 
 def answers_by_module(wiring: Sequence[dict], config: LlamaConfig) -> dict[Module, Answers]:
