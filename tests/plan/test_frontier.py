@@ -7,6 +7,7 @@ import json
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,24 +19,46 @@ def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
-REFITTED = [row for row in rows() if row["basis"] == "none" and row["weights"] == "refit"]
+REFITTED = [row for row in rows() if row["basis"] == "none"]
 ROTATED = [row for row in rows() if row["basis"] != "none"]
 
 
 @pytest.mark.parametrize("row", REFITTED, ids=str)
 def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
+    """Those of the newest version that was measured, from the most tokens; the page shows some of them."""
+    found = [each for each in measured("measured.jsonl") if each["wiring"] == row["wiring"] and each["windows"] == 32]
+    found = [each for each in found if re.fullmatch(r"refit \d+k", each["fit"])]
+    on = max(found, key=lambda each: (each["recipe"], each["fit"]))["on"]
+    assert [round(on[kind]["kl"], 3) for kind in ("prose", "chat")] == [float(row["prose"]), float(row["chat"])]
     name, _, layers = row["wiring"].partition("@")
     lines = [re.split(r"\s*\|\s*", line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()]
-    line = next(line for line in lines if line[1:3] == [layers, name])
-    prose, chat = (float(cell.split(" ± ")[0]) for cell in line[6:8])
-    assert (prose, chat) == (float(row["prose"]), float(row["chat"]))
+    if line := next((line for line in lines if line[1:3] == [layers, name]), None):
+        prose, chat = (float(cell.split(" ± ")[0]) for cell in line[6:8])
+        assert (prose, chat) == (float(row["prose"]), float(row["chat"]))
+
+
+def test_every_refit_that_was_measured_is_there() -> None:
+    refits = {each["wiring"] for each in measured("measured.jsonl") if each["fit"].startswith("refit")}
+    assert {row["wiring"] for row in REFITTED} == refits
+    assert {row["weights"] for row in REFITTED} == {"refit"}
 
 
 @pytest.mark.parametrize("row", ROTATED, ids=str)
 def test_rotated_rows_are_those_of_the_results(row: dict[str, str]) -> None:
-    """Of a refit, the row of the most tokens and windows."""
-    measured = [json.loads(line) for line in (RESULTS / "rotations.jsonl").read_text().splitlines()]
-    found = [each for each in measured if (each["wiring"], each["basis"]) == (row["wiring"], row["basis"])]
+    """Of a refit, the row of the most tokens and windows. A payload alone is not refitted."""
+    assert (row["weights"] == "refit") == (not row["wiring"].startswith("standard"))
+    each_of = (row["wiring"], row["basis"])
+    found = [each for each in measured("rotations.jsonl") if (each["wiring"], each["basis"]) == each_of]
     found = [each for each in found if (each["tokens"] > 0) == (row["weights"] == "refit")]
     on = max(found, key=lambda each: (each["tokens"], each["windows"]))["on"]
     assert [round(on[kind]["kl"], 4) for kind in ("prose", "chat")] == [float(row["prose"]), float(row["chat"])]
+
+
+def test_every_wiring_was_measured_in_all_layers() -> None:
+    """So that none is priced beyond what was measured."""
+    names = {row["wiring"].partition("@")[0] for row in rows()}
+    assert {row["wiring"] for row in rows() if row["wiring"].endswith("@0-30")} == {f"{name}@0-30" for name in names}
+
+
+def measured(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]

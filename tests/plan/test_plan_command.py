@@ -48,7 +48,7 @@ def test_the_table() -> None:
 
 
 def test_the_json_is_ranked_and_complete() -> None:
-    report = plan("llama-3.1-70b", "--batch", "1,16")
+    report = plan("llama-3.1-70b", "--batch", "1,16", "--all")
     for batch in (1, 16):
         speedups = [row["speedup"] for row in report["rows"] if row["batch"] == batch]
         assert len(speedups) == 2 + 4 * len(RANKED)  # standard and none; each on four numbers of layers
@@ -72,7 +72,7 @@ def test_vllm_wins_less_than_the_paper() -> None:
 
 
 def test_on_pcie_fewer_bytes_win_more_than_overlap() -> None:
-    report = plan("llama-3.1-70b", "--hardware", "l40s", "--gpus", 4, "--goal", "ttft", "--batch", 1)
+    report = plan("llama-3.1-70b", "--hardware", "l40s", "--gpus", 4, "--goal", "ttft", "--batch", 1, "--all")
     speedups = {row["wiring"]: row["speedup"] for row in report["rows"]}
     assert speedups["desync-4x@0-80"] > speedups["desync-2x@0-80"] > speedups["ladder@0-80"]
 
@@ -222,14 +222,46 @@ def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
     assert done.stderr.endswith("is no selection.json of `rewired select`.\n")
 
 
-def test_quality_is_that_of_the_nearest_point() -> None:
-    found = {each.name: quality(each) for each in candidates(named_shapes()["smollm2-135m"])}
-    known = {key: value and (value.kl, value.is_refitted) for key, value in found.items()}
-    assert known["ladder+peek@15-30"] == (0.106, True)
-    assert known["desync-2x@8-30"] == (0.223, True)  # that of more layers
-    assert known["desync-4x@0-30"] == (5.594, False)  # never refitted
-    assert known["standard"] == (0, True)
-    assert known["none"] is None
+def test_quality_is_interpolated_over_layers_of_the_same_wiring() -> None:
+    texts = ["ladder+peek@20-30", "ladder+peek@15-30", "desync-4x", "standard+int8@15-30", "ladder@2-9", "ladder+int6"]
+    found = {each.name: quality(each) for each in candidates(named_shapes()["smollm2-135m"], texts)}
+    known = {key: value and value.kl for key, value in found.items()}
+    assert known["ladder+peek@15-30"] == 0.106
+    assert known["ladder+peek@20-30"] == pytest.approx(0.041 + (0.106 - 0.041) * 2 / 7)  # 8 layers, 10 and 15
+    assert known["desync-4x@0-30"] == 0.63
+    assert known["standard+int8@15-30"] == pytest.approx(0.0002)  # no layers cost nothing
+    assert known["standard"] == 0
+    assert known["ladder@2-9"] is known["ladder+int6@0-30"] is known["none"] is None
+
+
+def test_it_recommends_what_nothing_beats_and_nothing_that_harms() -> None:
+    """Issue 48: for a 70B on eight H100 the most damaging wirings came first."""
+    every, listed = (plan("llama-3.1-70b", "--batch", "1,16", *flags)["rows"] for flags in (["--all"], []))
+    for batch in (1, 16):
+        rows = [row for row in every if row["batch"] == batch and row["kl"] is not None and row["kl"] <= 0.25]
+        best = [
+            row["wiring"]
+            for row in rows
+            if not any(each["speedup"] >= row["speedup"] and each["kl"] < row["kl"] for each in rows)
+        ]
+        assert [row["wiring"] for row in listed if row["batch"] == batch] == ["none", *best]
+    done = run("llama-3.1-70b", "--batch", "1,16")
+    assert "--all lists all." in done.output
+    names = [line.split()[3] for line in done.output.splitlines() if line.startswith("    convert ")]
+    assert names and set(names) <= {row["wiring"] for row in listed}
+
+
+def test_what_is_not_measured_is_said_to_be() -> None:
+    assert "not measured" in run(*TINY, "--wirings", "ladder@1-3", "--batch", "1").output
+    done = run(*TINY, "--wirings", "ladder@1-3", "--max-kl", "1")
+    assert "Left out, since their KL is not measured: ladder@1-3." in done.output
+    assert "No wiring within that KL is faster than standard." in done.output
+
+
+def test_a_payload_alone_is_not_refitted() -> None:
+    """As its KL was measured."""
+    (command,) = plan(*TINY, "--wirings", "standard+int8", "--batch", 1)["commands"]
+    assert command == "convert tiny --wiring standard+int8@0-4 --rotate hadamard --tp-shards 8"
 
 
 BAD = {

@@ -44,8 +44,10 @@ def _plan(
         typer.Option(metavar="TEXT; ...", help="What to price: ladder+peek@16-32, say; by default a list of many."),
     ] = None,
     max_kl: Annotated[
-        float | None, typer.Option(metavar="KL", help="The most that a wiring may cost, in nats a token.")
+        float | None,
+        typer.Option(metavar="KL", help="The most that a wiring may cost, in nats a token; 0.25, if none is named."),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="List all that is priced, not only what is worth it.")] = False,
     frontier: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also plan for the choices in this selection.json of select.")
     ] = None,
@@ -76,7 +78,8 @@ def _plan(
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
             for_inference = {"--tp": tp, "--wirings": wirings, "--max-kl": max_kl, "--frontier": frontier}
-            _check_unused(for_inference | {"--calibrate": calibrate, "--explain": explain or None, "--plot": plot})
+            for_inference |= {"--all": every or None, "--calibrate": calibrate, "--explain": explain or None}
+            _check_unused(for_inference | {"--plot": plot})
             _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
             return
         from .ranking import PlanRequest, make_ranking
@@ -94,6 +97,7 @@ def _plan(
             goal,
             None if wirings is None else tuple(parse_wirings(wirings)),
             max_kl,
+            every,
             frontier,
             calibrate,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rewired.checkpoint.shape import Shape
 from rewired.model.wiring import Wiring
@@ -17,42 +19,33 @@ from rewired.model.wiring_text import parse_wiring, region_name, wiring_text
 
 from .wirings import Candidate
 
-_TOLERANCE = 0.02  # of a share of layers: rounding, where the layers are others than SmolLM2's 30
-
 
 @dataclass(frozen=True)
 class Quality:
     """KL(original || rewired) in nats per token, and where it comes from."""
 
     kl: float
-    is_refitted: bool
     source: str
 
 
-@dataclass(frozen=True)
-class _Point:
-    name: str  # of a wiring, less its layers
-    share: float  # of the layers, the last ones
-    is_refitted: bool
-    kl: float  # on prose
-
-
 def quality(candidate: Candidate) -> Quality | None:
-    """The KL of the nearest point measured for this wiring of the last layers; None where there is none.
+    """What the model costs that its command makes; None where that was not measured.
 
-    After a refit, of as many layers or the next larger share that was measured; else as converted.
+    SmolLM2's KL is interpolated over the number of last layers, between measured ones of the same wiring; no layers
+    cost nothing.
     """
     if candidate.kl is not None:
-        return Quality(candidate.kl, True, "measured by select")
+        return Quality(candidate.kl, "measured by select")
     if not candidate.is_rewired:
-        return Quality(0.0, True, "original") if candidate.communicates else None
+        return Quality(0.0, "original") if candidate.communicates else None
     name, share = _last_layers(candidate.wiring)
-    points = [point for point in _points() if point.name == name]
-    refitted = [point for point in points if point.is_refitted and point.share >= share - _TOLERANCE]
-    nearest = min(refitted or points, key=lambda point: abs(point.share - share), default=None)
-    if nearest is None:
+    points = _measured().get(name)
+    if points is None:
         return None
-    return Quality(nearest.kl, nearest.is_refitted, f"SmolLM2, {nearest.share:.0%} of layers")
+    shares = sorted(points)
+    kl = float(np.interp(share, shares, [points[each] for each in shares]))
+    how = "measured" if share in points else "interpolated"
+    return Quality(kl, f"SmolLM2, {share:.0%} of layers, {how}")
 
 
 def _last_layers(wiring: Wiring) -> tuple[str, float]:
@@ -83,11 +76,12 @@ def _selected(entry: dict[str, Any], shape: Shape) -> Candidate:
 
 
 @cache
-def _points() -> Sequence[_Point]:
+def _measured() -> Mapping[str, Mapping[float, float]]:
+    """KL on prose by wiring, less its layers, and by the share of the layers that it has, the last ones."""
     text = (files("rewired.plan") / "frontier.csv").read_text("utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    points = []
-    for row in rows:
+    points: dict[str, dict[float, float]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         wiring = Wiring.from_json(parse_wiring(row["wiring"]), int(row["layers"]), hidden_size=1)
-        points.append(_Point(*_last_layers(wiring), row["weights"] == "refit", float(row["prose"])))
+        name, share = _last_layers(wiring)
+        points.setdefault(name, {0.0: 0.0})[share] = float(row["prose"])
     return points

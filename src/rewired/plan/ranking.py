@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,16 @@ from rewired.checkpoint.memory import USABLE, cache_bytes, weight_bytes
 from rewired.checkpoint.named_shapes import find_shape
 from rewired.checkpoint.shape import Shape
 from rewired.model.payload import FULL
+from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import wiring_text
+from rewired.quantities import count
 
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
 from .wirings import Candidate, candidates
 
+DEFAULT_MAX_KL = 0.25  # nats a token
 GOALS = ("ttft", "latency", "throughput")
 _ITEM = 2  # bytes of a 16-bit number
 
@@ -35,7 +38,8 @@ class PlanRequest:
     batches: tuple[int, ...] = (1, 16, 64)
     goal: str = "throughput"
     wirings: tuple[str, ...] | None = None  # to price, and no others
-    max_kl: float | None = None
+    max_kl: float | None = None  # DEFAULT_MAX_KL, or none of `wirings`, if None
+    lists_all: bool = False
     frontier: Path | None = None
     calibration: Path | None = None
 
@@ -51,6 +55,11 @@ class PlanRequest:
             raise ValueError(f"There is no goal '{self.goal}': choose one of {', '.join(GOALS)}, or train.")
         if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl >= 0):
             raise ValueError(f"--max-kl is {self.max_kl}: it must be a number of nats, at least 0.")
+
+    @property
+    def limit(self) -> float | None:
+        """The KL of the worst wiring to recommend. What is named is not judged, unless it is asked for."""
+        return DEFAULT_MAX_KL if self.max_kl is None and self.wirings is None else self.max_kl
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,11 @@ class Priced:
     waited_bytes: int  # of their messages, a token
     quality: Quality | None
 
+    @property
+    def kl(self) -> float:
+        """Infinite where it is not measured: it may be anything."""
+        return math.inf if self.quality is None else self.quality.kl
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -78,20 +92,51 @@ class Ranking:
     weights: float  # bytes of one rank
     caches: dict[int, float]  # by batch, bytes of one rank
     rows: list[Priced]  # best first within a batch
-    left_out: list[str]  # sentences
+    too_large: list[str]  # sentences
 
     @property
     def replicas(self) -> int:
         return self.request.gpus // self.machine.tp
 
-    def best(self, count: int = 3) -> list[Candidate]:
-        """The rewired models that win most over all batches; of equally fast ones, those of the lower KL come first."""
-        rows: dict[str, list[Priced]] = {}
-        for row in self.rows:
-            if row.candidate.is_rewired:
-                rows.setdefault(row.candidate.name, []).append(row)
-        ranked = sorted(rows.values(), key=lambda rows: (-math.prod(row.speedup for row in rows), _kl(rows[0])))
-        return [rows[0].candidate for rows in ranked[:count]]
+    def listed(self, batch: int) -> list[Priced]:
+        """What is worth a look, standard and the bound; or every row, if that is asked for."""
+        rows, good = self._of_batch(batch), self.recommended(batch)
+        return rows if self.request.lists_all else [row for row in rows if row in good or not row.candidate.is_rewired]
+
+    def recommended(self, batch: int) -> list[Priced]:
+        """The rewired ones within the limit, best first: as named, or those that none beats in both speedup and KL."""
+        limit = self.request.limit
+        good = [row for row in self._of_batch(batch) if row.candidate.is_rewired and (limit is None or row.kl <= limit)]
+        if self.request.wirings is not None:
+            return good
+        better = [min((row.kl for row in good[:place]), default=math.inf) for place in range(len(good))]
+        return [row for row, least in zip(good, better, strict=True) if row.speedup > 1 and row.kl < least]
+
+    def best(self) -> list[Candidate]:
+        """The recommended ones that win most over all batches; of equally fast ones, those of the lower KL."""
+        names = dict.fromkeys(row.candidate.name for batch in self.caches for row in self.recommended(batch))
+        rows = [[row for row in self.rows if row.candidate.name == name] for name in names]
+        rows.sort(key=lambda rows: (-math.prod(row.speedup for row in rows), rows[0].kl))
+        return [of_name[0].candidate for of_name in rows[:3]]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Sentences on what is not listed, and why."""
+        return [*self.too_large, *self._too_bad()]
+
+    def _too_bad(self) -> Iterator[str]:
+        limit = self.request.limit
+        if limit is None or self.request.lists_all:
+            return
+        costs = {row.candidate.name: row.kl for row in self.rows if row.candidate.is_rewired}
+        above = sum(limit < kl < math.inf for kl in costs.values())
+        beaten = "" if self.request.wirings else " The list has those that no other one beats in both speedup and KL."
+        yield f"Above a KL of {limit:g}: {above} of {count(len(costs), 'wiring')}.{beaten} --all lists all."
+        if unknown := "; ".join(name for name, kl in costs.items() if kl == math.inf):
+            yield f"Left out, since their KL is not measured: {unknown}."
+
+    def _of_batch(self, batch: int) -> list[Priced]:
+        return [row for row in self.rows if row.batch == batch]
 
     def command(self, candidate: Candidate) -> str:
         """The conversion that makes it."""
@@ -107,7 +152,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
     shape.check_shards(tp)
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
-    chosen, left_out = _within(request.max_kl, _candidates(request, shape))
+    chosen = candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
     weights, memory = weight_bytes(shape, tp), machine.hardware.memory * USABLE
     rows: list[Priced] = []
     too_large: list[str] = []
@@ -122,21 +167,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
         rows += _price(machine, shape, chosen, load, request)
     if not rows:
         raise ValueError(too_large[0])
-    return Ranking(request, machine, shape, weights, caches, rows, left_out + too_large)
-
-
-def _candidates(request: PlanRequest, shape: Shape) -> list[Candidate]:
-    return candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
-
-
-def _within(max_kl: float | None, every: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
-    """Those that cost at most `max_kl`, and a sentence on the others. Standard and the bound stay."""
-    if max_kl is None:
-        return list(every), []
-    costs = {candidate: quality(candidate) for candidate in every}
-    bad = [each for each in every if each.is_rewired and ((cost := costs[each]) is None or cost.kl > max_kl)]
-    names = "; ".join(each.name for each in bad)
-    return [each for each in every if each not in bad], [f"Above a KL of {max_kl:g}: {names}."] if bad else []
+    return Ranking(request, machine, shape, weights, caches, rows, too_large)
 
 
 def _too_large(batch: int, weights: float, cache: float, machine: Machine) -> str:
@@ -174,11 +205,7 @@ def _price(
                 quality=quality(candidate),
             )
         )
-    return sorted(rows, key=lambda row: (-row.speedup, _kl(row)))
-
-
-def _kl(row: Priced) -> float:
-    return math.inf if row.quality is None else row.quality.kl
+    return sorted(rows, key=lambda row: (-row.speedup, row.kl))
 
 
 def _value(run: Generation, goal: str) -> float:
@@ -187,9 +214,10 @@ def _value(run: Generation, goal: str) -> float:
 
 
 def convert_command(model: str, candidate: Candidate, tp: int) -> str:
-    """The conversion that makes it: by its file, or by its text; a payload, in the basis it needs."""
-    command = ["convert", model, "--wiring", str(candidate.file or wiring_text(candidate.wiring.regions))]
+    """The conversion that makes it, by its file or its text. A payload wants its basis; one alone, no refit."""
     regions = candidate.wiring.rewired_regions
+    command = ["convert", model, "--wiring", str(candidate.file or wiring_text(regions))]
     if candidate.file is None and any(region.payload != FULL for region in regions):
         command += ["--rotate", "hadamard"]
-    return shlex.join([*command, "--tp-shards", str(tp), "--refit"])
+    refit = [] if all(region.preset == STANDARD for region in regions) else ["--refit"]
+    return shlex.join([*command, "--tp-shards", str(tp), *refit])

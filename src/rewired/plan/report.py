@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rewired.model.presets import STANDARD
-from rewired.model.wiring_text import NONE
 from rewired.quantities import count
 from rewired.tables import new_table
 
@@ -15,10 +12,9 @@ from .compute import Rank, Step
 from .pass_time import pass_time
 from .ranking import Priced, Ranking
 
-_SHOWN = 12  # rows a table; --json has all
 PROMISE = (
-    "Trust the ratios more than the times, which are of no engine in particular: docs/plan.md says what they were "
-    "checked against. 'none' has no communication at all, and computes something wrong: it is the bound."
+    "Trust the ratios more than the times: docs/plan.md says how far they were right. 'none' does not "
+    "communicate at all: its output is wrong, and its speedup the bound."
 )
 
 
@@ -39,14 +35,14 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     lines = list(plan.left_out)
     if any(row.quality and row.quality.source.startswith("SmolLM2") for row in plan.rows):
         lines.append(
-            "KL is SmolLM2-135M's, in nats a token of prose, after a refit; * as converted, before one; of payloads, "
-            "with --rotate hadamard."
+            "KL is SmolLM2-135M's, in nats a token of prose, interpolated between numbers of layers; yours will "
+            "differ. It is of models made as below: refitted; of a payload alone, in another basis without a refit."
         )
     for line in [*lines, PROMISE]:
         console.print(line, soft_wrap=True, highlight=False)
     if explain:
         _print_layer(console, plan)
-    console.print("The best three, to make:" if plan.best() else "No wiring is within the KL that was asked for.")
+    console.print("The best, to make:" if plan.best() else "No wiring within that KL is faster than standard.")
     for candidate in plan.best():
         console.print(f"    {plan.command(candidate)}", soft_wrap=True, highlight=False)
 
@@ -55,18 +51,13 @@ def _table(plan: Ranking, batch: int, cache: float) -> Any:
     memory = f"{plan.weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache on each GPU"
     headings = ("TTFT\nms", "token\nms", "tokens\n/s", "speedup", "range", "waits\n/token", "KiB", "KL")
     grid = new_table(f"batch {batch}: {memory}", ["wiring", *headings])
-    for row in shown([row for row in plan.rows if row.batch == batch]):
+    for row in plan.listed(batch):
         grid.add_row(*_cells(row))
     return grid
 
 
-def shown(rows: Sequence[Priced]) -> list[Priced]:
-    """The first ones, and always standard and the bound."""
-    return [row for place, row in enumerate(rows) if place < _SHOWN or row.candidate.name in (STANDARD, NONE)]
-
-
 def _cells(row: Priced) -> tuple[str, ...]:
-    kl = "" if row.quality is None else f"{row.quality.kl:.2f}{'' if row.quality.is_refitted else '*'}"
+    unknown = "not measured" if row.candidate.is_rewired else ""
     return (
         row.candidate.name,
         f"{row.ttft * 1e3:.{0 if row.ttft >= 1 else 1}f}",
@@ -76,7 +67,7 @@ def _cells(row: Priced) -> tuple[str, ...]:
         f"{row.low:.2f}-{row.high:.2f}",
         str(row.exposed),
         f"{row.waited_bytes / 1024:.0f}",
-        kl,
+        unknown if row.quality is None else f"{row.quality.kl:.2g}",
     )
 
 
@@ -136,7 +127,7 @@ def to_json(plan: Ranking) -> dict[str, Any]:
         "goal": request.goal,
         "weight_bytes": plan.weights,
         "cache_bytes": plan.caches,
-        "rows": [_row_json(row) for row in plan.rows],
+        "rows": [_row_json(row) for batch in plan.caches for row in plan.listed(batch)],
         "left_out": plan.left_out,
         "layer_microseconds": {batch: layer_times(plan, batch) for batch in plan.caches},
         "commands": [plan.command(candidate) for candidate in plan.best()],
@@ -155,6 +146,5 @@ def _row_json(row: Priced) -> dict[str, Any]:
         "exposed_all_reduces": row.exposed,
         "exposed_bytes": row.waited_bytes,
         "kl": row.quality and row.quality.kl,
-        "kl_is_refitted": row.quality and row.quality.is_refitted,
         "kl_source": row.quality and row.quality.source,
     }
