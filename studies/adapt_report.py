@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from quality import read
 
 FOLDER = Path(__file__).parents[1] / "results" / "adapt-smollm2"
 MODELS = (
@@ -31,8 +31,7 @@ STEPS = {  # how a model was made, and its marker
 
 
 def main() -> None:
-    rows = [json.loads(line) for line in (FOLDER / "measured.jsonl").read_text().splitlines()]
-    draw({row["name"]: row["on"] for row in rows}, FOLDER / "kl.png")
+    draw({row["name"]: row["on"] for row in read(FOLDER / "measured.jsonl")}, FOLDER / "kl.png")
 
 
 def draw(measured: dict[str, Any], path: Path) -> None:

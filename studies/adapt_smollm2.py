@@ -20,7 +20,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from quality import FILES, KINDS, MODEL, as_row, compare, held_out
+import quality
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -30,6 +30,7 @@ from rewired.adapt.start import RECORD
 from rewired.convert import Request, convert
 from rewired.model.wiring_text import parse_wiring
 from rewired.sources import checkpoint_folder
+from rewired.tables import markdown
 from rewired.text import MIX
 from rewired.text.documents import sources
 
@@ -43,7 +44,7 @@ ROW = 512  # tokens
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
 TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
-MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in FILES]
+MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in quality.FILES]
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 HEAD = "# All trainings\n\n[README.md](README.md) has the method.\n"
@@ -67,46 +68,31 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    known = {row["name"] for row in rows()}
+    known = {row["name"] for row in quality.read(RESULT)}
     with tempfile.TemporaryDirectory(prefix="rewired-adapt-") as scratch:
-        standard = [{"layers": "0-", "preset": "standard"}]
-        source = convert(MODEL, Path(scratch) / "source", Request(standard)).out
-        texts = held_out(source)
+        source = quality.standard(Path(scratch) / "source")
+        texts = quality.held_out(source)
         for name, wiring, training in runs():
             if name in known or not name.startswith(tuple(sys.argv[1:]) or ""):
                 continue
             model = _made(name, wiring, training, Path(scratch))
-            on = {kind: as_row(divergence) for kind, divergence in compare(source, model, texts).items()}
+            on = quality.compare(source, model, texts)
             tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
-            row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on}
-            with RESULT.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            quality.append(RESULT, {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on})
             (FOLDER / "measured.md").write_text(f"{HEAD}\n{table()}")
             print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
 
 
-def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
-
-
 def table() -> str:
     """The measured runs in the order of `runs`."""
-    measured, quick_scores = {row["name"]: row for row in rows()}, quick()
-    lines = [
-        "| training | tokens | KL prose | chat | code | perplexity prose | chat | code | quick |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    if measured:
-        on = rows()[-1]["on"]
-        originals = [f"{on[kind]['perplexity_original']:.1f}" for kind in KINDS]
-        lines.append(f"| {' | '.join(['original', '0', '0', '0', '0', *originals, quick_scores.get(ORIGINAL, '')])} |")
+    measured, quick_scores = {row["name"]: row for row in quality.read(RESULT)}, quick()
+    originals = quality.perplexities(next(iter(measured.values()))["on"], "perplexity_original")
+    cells = [["original", "0", "0", "0", "0", *originals, quick_scores.get(ORIGINAL, "")]]
     for name, _, training in (run for run in runs() if run[0] in measured):
-        on = [measured[name]["on"][kind] for kind in KINDS]
-        kls = [f"{one['kl']:.3f} ± {one['kl_standard_error']:.3f}" for one in on]
-        perplexities = [f"{one['perplexity']:.1f}" for one in on]
-        tokens, folder = format(measured[name]["tokens"], ","), evaluated(name, training)
-        lines.append(f"| {' | '.join([name, tokens, *kls, *perplexities, quick_scores.get(folder, '')])} |")
-    return "\n".join(lines) + "\n"
+        tokens, on = f"{measured[name]['tokens']:,}", measured[name]["on"]
+        score = quick_scores.get(evaluated(name, training), "")
+        cells.append([name, tokens, *quality.kls_with_errors(on, quality.KINDS), *quality.perplexities(on), score])
+    return markdown(["training", "tokens", *quality.KL_AND_PERPLEXITY, "quick"], cells)
 
 
 def quick() -> dict[str, str]:
@@ -138,7 +124,7 @@ def _write_rows(paths: Collection[str]) -> None:
 
 def write_mix() -> None:
     """The text that refits are fitted on: each file of the packaged mix without its held-out part."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(quality.MODEL))
     for entry, documents in zip(MIX_ROWS, sources(MIX), strict=True):
         rows = list[dict[str, Any]]()
         for document in documents:
@@ -177,7 +163,7 @@ def _with_refit(wiring: str) -> list[Run]:
 def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path) -> Path:
     """Make the model of a run; its folder."""
     if training is None:
-        return convert(MODEL, scratch / name, Request(parse_wiring(wiring))).out
+        return convert(quality.MODEL, scratch / name, Request(parse_wiring(wiring))).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
     _write_rows([entry["path"] for entry in training.get("datasets", ())])

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from quality import FOLDER, WINDOWS
-from quality_report import kind, layers, newest, panels, read, save, wiring_colours
+from quality import FOLDER, LAYERS, WINDOWS, read
+from quality_report import kind, layers, newest, panels, save, wiring_colours
 
 from rewired.convert.traffic import Traffic
 from rewired.model.presets import STANDARD
@@ -19,15 +19,10 @@ from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.run import ALGORITHM_VERSION
 
-LAYERS, HIDDEN_SIZE, SHARDS = 30, 576, 3  # SmolLM2-135M's
-PAYLOADS = {"": "o", "int8": "s", "int4/int8": "D", "int4": "v"}  # and their markers
+HIDDEN_SIZE, SHARDS = 576, 3  # SmolLM2-135M's
+PAYLOADS = {"": "o", "int8": "s", "int6": "P", "int4/int8": "D", "int4": "v"}  # and their markers
 PARTIAL = {"none": "o", "missing": "^"}  # by basis
-MASKS = {
-    ("top-k", False): "x",
-    ("top-k", True): "*",
-    ("random", False): "+",
-}  # by kind, and whether the rest stays local
-ROTATED, NOT_ROTATED, MASK = "black", "tab:cyan", "grey"  # colours of what is no wiring
+ROTATED, NOT_ROTATED, ANY = "black", "tab:cyan", "grey"  # colours of what is no wiring
 
 
 class Point(NamedTuple):
@@ -54,7 +49,7 @@ def main() -> None:
     rotated = _best([row for row in read(FOLDER / "rotations.jsonl") if row["algorithm"] == ALGORITHM_VERSION])
     colours = wiring_colours(measured)
     figure, axes = panels(f"KiB that a token waits for, sent by each rank (original: {_kib(STANDARD):.0f})")
-    for series in [*_wirings(measured, colours), *_payloads(rotated, colours), *_partial(rotated, colours), *_masks()]:
+    for series in [*_wirings(measured, colours), *_payloads(rotated, colours), *_partial(rotated, colours)]:
         for text, axis in axes.items():
             kls = [point.on[text]["kl"] for point in series.points]
             axis.plot([point.kib for point in series.points], kls, **series.style())
@@ -81,15 +76,11 @@ def _add_legend(axis: Axes, colours: Mapping[str, str]) -> None:
         *((name, Series([], colour, "")) for name, colour in colours.items() if not name.startswith("partial")),
         ("standard, rotated", Series([], ROTATED, "")),
         ("standard, not rotated", Series([], NOT_ROTATED, "")),
-        *((payload or "no payload", Series([], MASK, marker)) for payload, marker in PAYLOADS.items()),
-        ("open: as converted", Series([], MASK, "o", is_refitted=False)),
+        *((payload or "no payload", Series([], ANY, marker)) for payload, marker in PAYLOADS.items()),
+        ("open: as converted", Series([], ANY, "o", is_refitted=False)),
         *(
             (f"partial{', first what is missing' * (basis == 'missing')}", Series([], colours["partial-0.5"], marker))
             for basis, marker in PARTIAL.items()
-        ),
-        *(
-            (f"{kind} mask{', rest stays local' * stays_local}", Series([], MASK, marker, is_refitted=False))
-            for (kind, stays_local), marker in MASKS.items()
         ),
     ]
     for label, series in entries:
@@ -125,14 +116,6 @@ def _partial(rows: Sequence[dict[str, Any]], colours: Mapping[str, str]) -> list
         if row["wiring"].startswith("partial") and row["basis"] in PARTIAL and row["tokens"]:
             found[row["basis"]].append(_point(row, kind(row).removeprefix("partial-")))
     return [Series(_by_bytes(points), colours["partial-0.5"], PARTIAL[basis]) for basis, points in found.items()]
-
-
-def _masks() -> list[Series]:
-    whole = _kib(STANDARD)
-    found: dict[str, list[Point]] = defaultdict(list)
-    for row in read(FOLDER / "masks.jsonl"):
-        found[MASKS[row["kind"], row["stays_local"]]].append(Point(whole * row["bytes"], row["on"]))
-    return [Series(_by_bytes(points), MASK, marker, is_refitted=False) for marker, points in found.items()]
 
 
 def _point(row: dict[str, Any], note: str = "") -> Point:

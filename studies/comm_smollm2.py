@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from quality import KINDS, MODEL, compare, held_out
+from quality import KINDS, append, compare, held_out, read, standard
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from rewired.comm.options import PRESETS, Comm
-from rewired.convert import Request, convert
+from rewired.tables import markdown
 from rewired.text import MIX
 from rewired.text.documents import sources
 from rewired.text.windows import Cutter
@@ -46,12 +46,10 @@ ENVIRONMENT = {
     # memory that is given back after each layer is fetched again in pages: a quarter of a step
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736",
 }
-DIFFERENCES = "slow-link, weights as 4-bit differences"
 WAYS: dict[str, Comm | None] = {
     PLAIN: None,
     "slow-link": PRESETS["slow-link"],
     "zero++": PRESETS["zero++"],
-    DIFFERENCES: replace(PRESETS["slow-link"], weights="int4-difference"),
 }
 
 
@@ -76,7 +74,7 @@ def main() -> None:
 def prepare() -> None:
     """The original in float32, so that no rounding of what is saved hides a difference, and the rows to train on."""
     if not (MADE / "original").exists():
-        convert(MODEL, MADE / "original", Request([{"layers": "0-", "preset": "standard"}], dtype="float32"))
+        standard(MADE / "original", dtype="float32")
     if not (MADE / "rows.jsonl").exists():
         tokenizer = AutoTokenizer.from_pretrained(MADE / "original")
         windows = [w for documents in sources(MIX) for w in Cutter(tokenizer, ROW).in_order(documents, ROWS_OF_A_FILE)]
@@ -115,7 +113,7 @@ def train(way: str, steps: int) -> None:
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
     history = json.loads((folder(way) / "final" / "training.json").read_text())
     losses = {entry["step"]: entry["kd"] for entry in history if "kd" in entry}
-    _append(LOSSES, {"way": way, "steps": steps, "kd": losses})
+    append(LOSSES, {"way": way, "steps": steps, "kd": losses})
 
 
 def judge(way: str, steps: int, model: Path) -> None:
@@ -124,20 +122,14 @@ def judge(way: str, steps: int, model: Path) -> None:
         return
     kinds = held_out(MADE / "original")
     windows = {f"{kind} {n}": texts[n : n + 1] for kind, texts in kinds.items() for n in range(0, len(texts), EVERY)}
-    found = {name: one.kl for name, one in compare(MADE / "original", model, windows).items()}
+    found = {name: one["kl"] for name, one in compare(MADE / "original", model, windows).items()}
     kls = {kind: [round(kl, 6) for name, kl in found.items() if name.startswith(kind)] for kind in kinds}
-    _append(RESULT, {"way": way, "steps": steps, "kl": kls})
+    append(RESULT, {"way": way, "steps": steps, "kl": kls})
     print(way, {kind: round(mean(each), 4) for kind, each in kls.items()}, flush=True)
 
 
 def measured(path: Path = RESULT) -> dict[tuple[str, int], dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(row["way"], row["steps"]): row for row in rows}
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    return {(row["way"], row["steps"]): row for row in read(path)}
 
 
 def report() -> None:
@@ -147,16 +139,12 @@ def report() -> None:
 
 
 def _kl_table() -> str:
-    rows = measured()
-    if not rows:
-        return "Not measured yet."
-    lines = [f"| way | steps | KL {' | KL '.join([*KINDS, 'all'])} | all, against {PLAIN} |", f"|{'---|' * 7}"]
-    for (way, steps), row in sorted(rows.items(), key=lambda item: item[0][1]):
-        cells = [f"{mean(each):.4f}" for each in (*row["kl"].values(), _joined(row))]
+    rows, cells = measured(), []
+    for (way, steps), row in sorted(rows.items(), key=lambda item: (item[0][1], item[0][0] != PLAIN)):
+        kls = [f"{mean(each):.4f}" for each in (*row["kl"].values(), _joined(row))]
         plain = rows.get((PLAIN, steps))
-        against = _against(_joined(row), _joined(plain)) if plain and way != PLAIN else ""
-        lines.append(f"| {way} | {steps} | {' | '.join(cells)} | {against} |")
-    return "\n".join(lines)
+        cells.append([way, str(steps), *kls, _against(_joined(row), _joined(plain)) if plain and way != PLAIN else ""])
+    return markdown(["way", "steps", *(f"KL {kind}" for kind in (*KINDS, "all")), f"all, against {PLAIN}"], cells)
 
 
 def _losses_table() -> str:
@@ -166,12 +154,12 @@ def _losses_table() -> str:
         for (way, _), row in sorted(measured(LOSSES).items(), key=lambda item: item[0][1])
     }
     plain = longest[PLAIN]
-    lines = [f"| way | {' | '.join(f'step {step}' for step in plain)} |", f"|---|{'---|' * len(plain)}"]
-    for way, kds in ((way, longest[way]) for way in longest):
+    rows = []
+    for way, kds in longest.items():
         changes = ("" if way == PLAIN else f" ({kds[step] / plain[step] - 1:+.1%})" for step in kds)
         cells = [f"{kd:.4f}{change}" for kd, change in zip(kds.values(), changes, strict=True)]
-        lines.append(f"| {way} | {' | '.join(cells + [''] * (len(plain) - len(cells)))} |")
-    return "\n".join(lines)
+        rows.append([way, *cells, *[""] * (len(plain) - len(cells))])
+    return markdown(["way", *(f"step {step}" for step in plain)], rows)
 
 
 def _joined(row: dict[str, Any]) -> list[float]:
@@ -207,14 +195,12 @@ before, and how far it is from that of plain FSDP2 on the same rows. The forward
 sent. A row that ends early is of a training that was ended there.
 
 {losses}
-
 ## Held out
 
 KL to the original in float32 on every fourth window of [results/quality](../quality/README.md#method), in nats a token.
 ± is the paired standard error, over windows, of the difference from FSDP2 without `comm`.
 
 {kl}
-
 [differences.md](differences.md) has what weights as differences are off by.
 """
 

@@ -2,11 +2,9 @@
 
 .venv/bin/python studies/quality.py                      # every wiring below
 .venv/bin/python studies/quality.py ladder@15            # only those whose names begin with this
-.venv/bin/python studies/quality.py --model small-llama  # the model of small_llama.py instead of SmolLM2
 .venv/bin/python studies/quality.py --whole ladder+peek@0-30  # on all held-out text of the packaged mix
 
-Rows that results/quality/measured.jsonl (measured-small-llama.jsonl, whole.jsonl) already has of the current refit are
-not measured again.
+Rows that results/quality/measured.jsonl (or whole.jsonl) already has of the current refit are not measured again.
 """
 
 from __future__ import annotations
@@ -23,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.convert import RefitRequest, Request, convert
 from rewired.divergence import Divergence, divergence
-from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.text.conversations import Document
@@ -37,22 +34,16 @@ from rewired.text.documents import KEPT_BACK, mix
 from rewired.text.windows import Cutter
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "quality"
-MODEL = "smollm2-135m"
+MODEL, LAYERS = "smollm2-135m", 30
 KINDS = ("prose", "chat", "code")
+KL_AND_PERPLEXITY = ("KL prose", "chat", "code", "perplexity prose", "chat", "code")  # headings
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
-WIRINGS = (
-    *("ladder", "ladder+peek", "parallel", "parallel+overlap", "desync-2x", "desync-4x", "partial-0.5"),
-    *("standard+int8", "standard+int4", "desync-2x+int4"),
-)
+WIRINGS = ("ladder", "ladder+peek", "parallel", "parallel+overlap", "desync-2x", "desync-4x", "partial-0.5")
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
-    "calibrate 32k": RefitRequest(tokens=32_768, gains=True, matrices=False),
-    "calibrate + refit 32k": RefitRequest(tokens=32_768, gains=True),
-    "refit 32k float32": RefitRequest(tokens=32_768),  # the source is in bfloat16, and so are the others
-    "refit 8k": RefitRequest(tokens=8_192),
     "refit 64k": RefitRequest(tokens=65_536),
 }
 
@@ -60,37 +51,44 @@ FITS: dict[str, RefitRequest | None] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
-    parser.add_argument("--model", default=MODEL, help="a checkpoint; rows of another one go to another file")
     parser.add_argument("--whole", action="store_true", help="on all held-out text of each file of the packaged mix")
     args = parser.parse_args()
     logging.disable_progress_bar()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    name = "whole" if args.whole else "measured"
-    result = FOLDER / (f"{name}.jsonl" if args.model == MODEL else f"{name}-{Path(args.model).name}.jsonl")
-    rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
+    result = FOLDER / ("whole.jsonl" if args.whole else "measured.jsonl")
     windows = "all" if args.whole else WINDOWS
-    known = {_name(row) for row in rows if is_current(row, windows)}
+    known = {_name(row) for row in read(result) if is_current(row, windows)}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
-        source = convert(args.model, Path(scratch) / "source", Request([{"layers": "0-", "preset": "standard"}])).out
+        source = standard(Path(scratch) / "source")
         texts = kept_back(source) if args.whole else held_out(source)
-        for row in _rows(AutoConfig.from_pretrained(source).num_hidden_layers):
+        for row in _rows():
             if _name(row) not in known and _name(row).startswith(tuple(args.names)):
                 row["windows"] = windows
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     _measure(row, source, Path(folder) / "model", texts)
-                with result.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(result, row)
 
 
-def _rows(layers: int) -> Iterator[dict[str, Any]]:
+def read(path: Path) -> list[Any]:
+    """The rows of a .jsonl file; none where it is missing."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, row: Any) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def standard(out: Path, dtype: str | None = None) -> Path:
+    """The original, converted with no layer rewired: what all studies start from, and compare with."""
+    return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}], dtype=dtype)).out
+
+
+def _rows() -> Iterator[dict[str, Any]]:
     """A row to measure for each fit and wiring, of the last quarter, half, three quarters and all of the layers."""
     for fit in FITS:
         for quarters in (1, 2, 3, 4):
             for name in WIRINGS:
-                wiring = f"{name}@{layers - round(layers * quarters / 4)}-{layers}"
-                peeks = any(region.peek for region in Wiring.from_json(parse_wiring(wiring), layers, 1).regions)
-                if peeks or "calibrate" not in fit:
-                    yield {"wiring": wiring, "fit": fit}
+                yield {"wiring": f"{name}@{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}", "fit": fit}
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
@@ -104,23 +102,21 @@ def _name(row: dict[str, Any]) -> str:
 
 def _measure(row: dict[str, Any], source: Path, out: Path, texts: dict[str, torch.Tensor]) -> None:
     started = time.perf_counter()
-    dtype = "float32" if "float32" in row["fit"] else None
-    done = convert(source, out, Request(parse_wiring(row["wiring"]), refit=FITS[row["fit"]], dtype=dtype))
+    done = convert(source, out, Request(parse_wiring(row["wiring"]), refit=FITS[row["fit"]]))
     row["seconds"] = round(time.perf_counter() - started, 1)
     row["passes"] = round(done.refit.passes, 2) if done.refit else 0
     row["algorithm"] = ALGORITHM_VERSION if done.refit else 0
     row["exposed"] = done.plan.table.total.exposed
-    row["on"] = {kind: as_row(measured) for kind, measured in compare(source, out, texts).items()}
+    row["on"] = compare(source, out, texts)
     print(_name(row), {kind: round(on["kl"], 3) for kind, on in row["on"].items()}, flush=True)
 
 
-def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
-    return compare_model(original, AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval(), texts)
-
-
-def compare_model(original: Path, model: PreTrainedModel, texts: dict[str, torch.Tensor]) -> dict[str, Divergence]:
+def compare(original: Path, other: Path, texts: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+    """Divergences by the kind of text, as result files hold them."""
+    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
     return {
-        name: divergence(_original(original), lambda ids: model(ids).logits, windows) for name, windows in texts.items()
+        name: _as_row(divergence(_original(original), lambda ids: model(ids).logits, windows))
+        for name, windows in texts.items()
     }
 
 
@@ -162,10 +158,18 @@ def kept_back(source: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def as_row(measured: Divergence) -> dict[str, Any]:
-    """A divergence as result files hold it."""
+def _as_row(measured: Divergence) -> dict[str, Any]:
     row = asdict(measured)
     return {name: value for name, value in row.items() if name != "agreement"} | {"top1": measured.agreement[1]}
+
+
+def kls_with_errors(on: dict[str, Any], kinds: Iterable[str], digits: int = 3) -> list[str]:
+    """The KLs of what `compare` gives, as cells of a table."""
+    return [f"{on[kind]['kl']:.{digits}f} ± {on[kind]['kl_standard_error']:.{digits}f}" for kind in kinds]
+
+
+def perplexities(on: dict[str, Any], name: str = "perplexity") -> list[str]:
+    return [f"{on[kind][name]:.1f}" for kind in KINDS]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,19 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from quality import FILES, KINDS, WINDOWS, is_current
+from quality import FILES, FOLDER, KINDS, KL_AND_PERPLEXITY, is_current, kls_with_errors, perplexities, read
 
 from rewired.refit.run import ALGORITHM_VERSION
-
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "quality"
+from rewired.tables import markdown
 
 
 def main() -> None:
-    measured, selected = (read(FOLDER / f"{name}.jsonl") for name in ("measured", "selected"))
-    selected = [row for row in selected if row[-1] == ALGORITHM_VERSION]
-    write("measured", "Converted and refitted", table([row for row in measured if is_current(row)]))
-    for path in FOLDER.glob("measured-*.jsonl"):
-        write(path.stem, "Another model, converted and refitted", table(read(path)))
-    for path in FOLDER.glob("whole*.jsonl"):
-        write(path.stem, "On all held-out text of the packaged mix", whole_table(read(path)))
+    measured = newest([row for row in read(FOLDER / "measured.jsonl") if is_current(row)])
+    selected = [row for row in read(FOLDER / "selected.jsonl") if row[-1] == ALGORITHM_VERSION]
+    write("measured", "Converted and refitted", table(measured))
+    write("whole", "On all held-out text of the packaged mix", whole_table(read(FOLDER / "whole.jsonl")))
     write("selected", "Chosen layers against the last ones", selected_table(selected))
-    rows = [row for row in newest(measured) if is_current(row)] + [_last(row) for row in selected if row[1] == "last"]
+    rows = measured + [_last(row) for row in selected if row[1] == "last"]
     refitted = {kind(row) for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if kind(row) in refitted], selected, FOLDER / "frontier.png")
 
@@ -64,72 +59,38 @@ def _last(row: list[Any]) -> dict[str, Any]:
     return {"wiring": row[2], "fit": "refit 32k", "exposed": row[3], "on": row[5]}
 
 
-def read(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def selected_table(rows: list[list[Any]]) -> str:
     """KL of what `rewired select` chose, beside that of the last layers."""
-    lines = ["| asked for | wiring | exposed | KL prose | chat | code |", "|---|---|---|---|---|---|"]
-    for name, which, wiring, exposed, _, on, algorithm in rows:
-        kls = [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in KINDS]
-        lines.append(f"| {' | '.join([name + _of(algorithm), f'{which}: {wiring}', str(exposed), *kls])} |")
-    return "\n".join(lines) + "\n"
-
-
-def _of(algorithm: int) -> str:
-    return "" if algorithm == ALGORITHM_VERSION else f" (version {algorithm})"
+    cells = [
+        [name, f"{which}: {wiring}", str(exposed), *kls_with_errors(on, KINDS)]
+        for name, which, wiring, exposed, _, on, _ in rows
+    ]
+    return markdown(["asked for", "wiring", "exposed", "KL prose", "chat", "code"], cells)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """KL of every row and, in brackets, the share that a refit leaves of the KL right after conversion."""
-    converted = {(row["wiring"], row["windows"]): row for row in rows if row["fit"] == "converted"}
-    original = rows[-1]["on"]
-    lines = [
-        "| wiring | exposed | weights | KL prose | chat | code | perplexity prose | chat | code | passes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        "| original | | original | 0 | 0 | 0 | "
-        + " | ".join(f"{original[kind]['perplexity_original']:.1f}" for kind in KINDS)
-        + " | |",
-    ]
-    for row in sorted(newest(rows), key=_place):
-        before = converted.get((row["wiring"], row["windows"]))
-        kls = []
-        for kind in KINDS:
-            kl = row["on"][kind]["kl"]
-            share = f" ({kl / before['on'][kind]['kl']:.3f})" if before and before is not row else ""
-            kls.append(f"{kl:.3f}{share}")
-        perplexities = [f"{row['on'][kind]['perplexity']:.1f}" for kind in KINDS]
-        cells = [
-            row["wiring"],
-            str(row["exposed"]),
-            row["fit"] + _mark(row),
-            *kls,
-            *perplexities,
-            f"{row['passes']:g}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    converted = {row["wiring"]: row["on"] for row in rows if row["fit"] == "converted"}
+    originals = perplexities(rows[-1]["on"], "perplexity_original")
+    cells = [["original", "", "original", "0", "0", "0", *originals, ""]]
+    for row in sorted(rows, key=_place):
+        kls = [row["on"][kind]["kl"] for kind in KINDS]
+        shares = [kl / converted[row["wiring"]][kind]["kl"] for kl, kind in zip(kls, KINDS, strict=True)]
+        bracketed = [f" ({share:.3f})" * (row["fit"] != "converted") for share in shares]
+        of_kinds = [f"{kl:.3f}{share}" for kl, share in zip(kls, bracketed, strict=True)]
+        about = [row["wiring"], str(row["exposed"]), row["fit"]]
+        cells.append([*about, *of_kinds, *perplexities(row["on"]), f"{row['passes']:g}"])
+    return markdown(["wiring", "exposed", "weights", *KL_AND_PERPLEXITY, "passes"], cells)
 
 
 def whole_table(rows: list[dict[str, Any]]) -> str:
     """KL on the held-out text of every file of the packaged mix, with the number of its tokens."""
-    on = rows[-1]["on"]
-    names = " | ".join(f"{name} ({on[name]['tokens']:,} tokens)" for name in FILES)
-    lines = [f"| wiring | exposed | weights | {names} |", f"|{'---|' * (3 + len(FILES))}"]
-    for row in sorted(newest(rows), key=_place):
-        kls = [f"{row['on'][name]['kl']:.3f} ± {row['on'][name]['kl_standard_error']:.3f}" for name in FILES]
-        cells = [row["wiring"], str(row["exposed"]), row["fit"], *kls]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _mark(row: dict[str, Any]) -> str:
-    """What sets a row apart from those that would be measured now."""
-    marks = [f"version {row['algorithm']}"] if row["algorithm"] not in (0, ALGORITHM_VERSION) else []
-    if row["windows"] != WINDOWS:
-        marks.append(f"{row['windows']} windows")
-    return f" ({', '.join(marks)})" if marks else ""
+    names = [f"{name} ({rows[-1]['on'][name]['tokens']:,} tokens)" for name in FILES]
+    cells = [
+        [row["wiring"], str(row["exposed"]), row["fit"], *kls_with_errors(row["on"], FILES)]
+        for row in sorted(newest(rows), key=_place)
+    ]
+    return markdown(["wiring", "exposed", "weights", *names], cells)
 
 
 def frontier(rows: list[dict[str, Any]], selected: list[list[Any]], path: Path) -> None:

@@ -8,14 +8,13 @@ The first run takes longest: `rewired select` caches its scores and measurements
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from quality import FOLDER, MODEL, as_row, compare, held_out, is_current
+from quality import FOLDER, MODEL, append, compare, held_out, is_current, read
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
@@ -40,8 +39,7 @@ REQUESTS = {
 
 def main() -> None:
     logging.disable_progress_bar()
-    rows = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
-    known = {tuple(row[:2]) for row in rows if row[-1] == ALGORITHM_VERSION}
+    known = {tuple(row[:2]) for row in read(RESULT) if row[-1] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         source = checkpoint_folder(MODEL)
         texts = held_out(source)
@@ -55,25 +53,20 @@ def main() -> None:
                     continue
                 wiring = wiring_text(parse_regions(candidate.wiring, len(selection.choice)))
                 on = measured_before(wiring) or measured(candidate.wiring, source, texts)
-                row = [name, which, wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION]
-                with RESULT.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(RESULT, [name, which, wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION])
                 print(name, which, {kind: round(row["kl"], 3) for kind, row in on.items()}, flush=True)
 
 
 def measured(wiring: list[dict[str, Any]], source: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         out = convert(source, Path(scratch) / "model", Request(wiring, refit=RefitRequest(tokens=TOKENS))).out
-        return {kind: as_row(divergence) for kind, divergence in compare(source, out, texts).items()}
+        return compare(source, out, texts)
 
 
 def measured_before(wiring: str) -> dict[str, Any] | None:
     """The row of this wiring that quality.py wrote, if it is current."""
-    for line in (FOLDER / "measured.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if (row["wiring"], row["fit"]) == (wiring, "refit 32k") and is_current(row):
-            return dict(row["on"])
-    return None
+    rows = (row for row in read(FOLDER / "measured.jsonl") if is_current(row))
+    return next((row["on"] for row in rows if (row["wiring"], row["fit"]) == (wiring, "refit 32k")), None)
 
 
 if __name__ == "__main__":

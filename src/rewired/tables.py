@@ -1,8 +1,8 @@
-"""Tables that commands print."""
+"""Tables that commands print, and the same in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -15,3 +15,9 @@ def new_table(title: str | None, headings: Sequence[str], words: int = 1) -> Any
     for place, heading in enumerate(headings):
         grid.add_column(heading, justify="left" if place < words else "right", no_wrap=place >= words)
     return grid
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One in Markdown; it ends in a newline."""
+    first, *others = (f"| {' | '.join(cells)} |\n" for cells in [headings, *rows])
+    return "".join([first, f"|{'---|' * len(headings)}\n", *others])

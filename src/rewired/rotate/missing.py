@@ -73,27 +73,18 @@ def measure(sweep: Sweep) -> Missing:
     """
     width = sweep.config.hidden_size
     covariance = torch.zeros(width, width, dtype=torch.float64, device=sweep.device)
-    for read in reads(sweep):
-        rows = (token_weights(read.total) * read.missing).reshape(-1, width)
+    for total, missing in _reads(sweep):
+        rows = (token_weights(total) * missing).reshape(-1, width)
         covariance += rows.mT @ rows
     if not bool(covariance.isfinite().all()):
         raise BrokenWeightsError("The original gives no finite numbers: are the checkpoint's weights whole?")
     return Missing.of(covariance.cpu())
 
 
-@dataclass(frozen=True)
-class Read:
-    """One module's read of some texts while something is local."""
-
-    layer: int
-    is_mlp: bool
-    total: torch.Tensor  # [B, T, H], the original's stream
-    missing: torch.Tensor  # [r, B, T, H], what each shard's view lacks
-
-
 @torch.no_grad()
-def reads(sweep: Sweep) -> Iterator[Read]:
-    """What shards miss if they send nothing up to the next reduction of all channels, module by module.
+def _reads(sweep: Sweep) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # [B, T, H], [r, B, T, H]
+    """The original's stream wherever a module reads it while something is local, and what each shard's view lacks, if
+    shards send nothing up to the next reduction of all channels.
 
     The original runs, and of what its shards contribute that is kept which the wiring of `sweep` might keep.
     """
@@ -105,7 +96,7 @@ def reads(sweep: Sweep) -> Iterator[Read]:
         for module, wiring in zip(RefitModule.all_of(layer), sweep.wirings[index], strict=True):
             for walk in walks:
                 if (missing := walk.missing(wiring)) is not None:
-                    yield Read(index, module.is_mlp, walk.total.to(sweep.device), missing)
+                    yield walk.total.to(sweep.device), missing
                 walk.pass_module(module, wiring)
 
 
