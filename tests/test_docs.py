@@ -15,9 +15,9 @@ from tests.adapt.world import conversations, make_chat, write_rows
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python.md"
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "recipes" / "README.md",
     *sorted(ROOT.glob("results/**/*.md")),
     *ROOT.glob("studies/*/*.md"),
 ]
@@ -57,7 +57,11 @@ def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads((tmp_path / "trained" / "final" / "config.json").read_text())["model_type"] == "rewired_llama"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
