@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -51,11 +50,6 @@ def test_on_two_ranks(tmp_path: Path) -> None:
         if row["wiring"] == "standard":
             assert row["speedup"]["prefill"]["standard"] == 1
     assert results["environment"]["torch"]
-    with (tmp_path / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [float(line["speedup_decode_stock"]) for line in lines] == [
-        row["speedup"]["decode"]["stock"] for row in rows
-    ]
     report = (tmp_path / "report.md").read_text()
     assert "TP 2, batch 2, loopback:" in report
     assert report.count("| ladder |") == 2

@@ -98,6 +98,7 @@ def test_of_one_point_there_are_bars_from_standard() -> None:
     assert [bar.get_x() for bar in axes.patches] == [1] * 4
     widths = [13 / 15 - 1, 13 / 7 - 1, 13 / 10 - 1, 13 / 5 - 1]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx(widths)
+    assert len(axes.collections) == 4  # error bars
     assert [text.get_text() for text in axes.texts] == ["0.87x", "1.86x", "1.30x", "2.60x"]
 
 

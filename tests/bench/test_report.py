@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rewired.bench.plots import throughput
 from rewired.bench.report import markdown, print_report, tables, verdicts
 from rewired.bench.results import Cell, to_json
 from tests.bench.test_results import REQUEST, SAMPLES, SENT
@@ -62,7 +63,20 @@ def test_the_tables() -> None:
 
 
 def test_the_verdict_on_our_tensor_parallelism() -> None:
-    assert verdicts(RESULTS)[0] == "standard over transformers' own tensor parallelism, prefill: 1.00"
+    assert (
+        verdicts(RESULTS)[0]
+        == "standard over transformers' own tensor parallelism, prefill: 1.00, inconclusive in 2 of 2"
+    )
+
+
+def test_a_speedup_that_rounds_leave_open_is_not_ranked() -> None:
+    """Issue 48: a bench with a spread of 150 % ranked all the same."""
+    noisy = {name: dict(samples) for name, samples in OWN.items()}
+    noisy["ladder"]["decode"] = [0.1, 0.5, 0.1]
+    results = to_json(REQUEST, 4, [Cell(2, 3, {"loopback": noisy}, SENT)], HEADER)
+    ladder = next(row for row in next(tables(results)).rows if row[0] == "ladder")
+    assert ladder[2:5:2] == ["2.00", "inconclusive"]
+    assert "inconclusive" in [text.get_text() for axes in throughput(results).axes for text in axes.texts]
 
 
 def test_markdown_has_the_command_the_machine_and_all_tables() -> None:

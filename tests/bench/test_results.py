@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewired.bench.request import BenchRequest
-from rewired.bench.results import Cell, CellFile, to_json
+from rewired.bench.results import Cell, CellFile, median_range, to_json
 
 REQUEST = BenchRequest("tiny", ("ladder", "none"), prompt=8, new=10, rounds=3, device="cpu")
 SAMPLES = {
@@ -49,6 +49,13 @@ def test_speedups_are_medians_of_the_rounds_own_ratios() -> None:
     assert speedup["prefill"] == {"standard": 2.0, "stock": pytest.approx(1.92)}  # of 2, 1.25, 3.2; of 2, 1.375, 1.92
     assert speedup["decode"] == {"standard": 2.0, "stock": 2.0}  # of 2, 1.5, 2
     assert speedup["generation"]["standard"] == pytest.approx(4 / 1.5)  # of 4 / 1.5, 4 / 2, 6 / 1.85
+
+
+def test_medians_lie_in_ranges_that_narrow_with_the_rounds() -> None:
+    assert median_range([3.0, 1.0, 2.0]) == [1.0, 3.0]  # too few for 95 %: all of them
+    assert median_range([float(value) for value in range(1, 10)]) == [2.0, 8.0]  # outside is 2 * (1 + 9) / 512
+    assert row("ladder")["speedup_range"]["prefill"]["standard"] == [1.25, 3.2]
+    assert row("standard")["speedup_range"]["prefill"]["standard"] == [1.0, 1.0]
 
 
 def test_the_share_that_is_hidden() -> None:

@@ -77,7 +77,7 @@ def _bench(
     """Measure on this machine how much faster each wiring is, against the best baselines there are.
 
     Prefill and decoding are timed in turns on tensor-parallel ranks, which are started here or are torchrun's. Into DIR
-    go results.json, which rewired plan --calibrate takes, a CSV, a report and plots.
+    go results.json, which rewired plan --calibrate takes, a report and plots.
 
     Examples:
 
@@ -128,13 +128,11 @@ def _each_once(flag: str, text: str, what: str) -> tuple[int, ...]:
 def _write(results: Mapping[str, Any], out: Path) -> None:
     from .plots import draw
     from .report import markdown, print_report
-    from .results import write_csv
 
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_csv(results["rows"], out / "results.csv")
     plots = [file.name for file in draw(results, out)]
     if (out / "timeline.png").is_file():
         plots.append("timeline.png")
     (out / "report.md").write_text(markdown(results, plots), encoding="utf-8")
     print_report(results)
-    print(f"\n{out}/report.md has this with {len(plots)} plots, results.json and results.csv the figures.")
+    print(f"\n{out}/report.md has this with {len(plots)} plots, results.json the figures.")

@@ -68,13 +68,23 @@ def distinct(rows: Sequence[Row], key: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Speedups over standard, by wiring and then by tick: a batch, or a number of ranks."""
+    """Rows by wiring and then by tick, a batch or a number of ranks: their speedups over standard are drawn."""
 
     title: str
     side: str
+    measure: str
     unit: str  # batch or tp
     ticks: Sequence[int]
-    speedups: Mapping[str, Mapping[int, float]]
+    rows: Mapping[str, Mapping[int, Row]]
+
+    def speedups(self, wiring: str) -> tuple[list[float], list[float], list[float]]:
+        """And the ends of the range that each is in."""
+        ranges = [row["speedup_range"][self.measure][STANDARD] for row in self.rows[wiring].values()]
+        return (
+            [row["speedup"][self.measure][STANDARD] for row in self.rows[wiring].values()],
+            [low for low, _ in ranges],
+            [high for _, high in ranges],
+        )
 
 
 def _panels(rows: Sequence[Row]) -> list[list[_Panel]]:
@@ -97,17 +107,19 @@ def _over_ranks(rows: Sequence[Row], measure: str) -> list[_Panel]:
 
 
 def _panel(rows: Sequence[Row], measure: str, unit: str, title: str, side: str) -> _Panel:
-    speedups: dict[str, dict[int, float]] = {}
+    of_wiring: dict[str, dict[int, Row]] = {}
     for row in rows:
         if measure in row["speedup"]:
-            speedups.setdefault(row["wiring"], {})[row[unit]] = row["speedup"][measure][STANDARD]
-    return _Panel(title, side, unit, distinct(rows, unit), speedups)
+            of_wiring.setdefault(row["wiring"], {})[row[unit]] = row
+    return _Panel(title, side, measure, unit, distinct(rows, unit), of_wiring)
 
 
 def _draw_lines(axes: Any, panel: _Panel, styles: Styles) -> None:
-    for name, speedups in panel.speedups.items():
-        places = [place for place, tick in enumerate(panel.ticks) if tick in speedups]
-        axes.plot(places, speedups.values(), label=name, **styles.line(name))
+    for name, rows in panel.rows.items():
+        places = [place for place, tick in enumerate(panel.ticks) if tick in rows]
+        speedups, low, high = panel.speedups(name)
+        axes.vlines(places, low, high, color=styles.colour(name), lw=0.8)
+        axes.plot(places, speedups, label=name, **styles.line(name))
     axes.set_xticks(range(len(panel.ticks)), panel.ticks)
     axes.set_xlabel({"batch": "batch", "tp": "ranks"}[panel.unit])
     axes.yaxis.set_major_formatter("{x:g}x")
@@ -115,16 +127,18 @@ def _draw_lines(axes: Any, panel: _Panel, styles: Styles) -> None:
 
 def _draw_bars(axes: Any, panel: _Panel, styles: Styles) -> None:
     """Bars begin at 1: faster than standard is to the right, slower to the left."""
-    (tick,) = panel.ticks
-    values = {name: speedups[tick] for name, speedups in panel.speedups.items() if name != STANDARD}
+    names = [name for name in panel.rows if name != STANDARD]
     axes.margins(x=0.3)  # for the values
-    for place, (name, value) in enumerate(values.items()):
+    for place, name in enumerate(names):
+        (value,), (low,), (high,) = panel.speedups(name)
         axes.barh(place, value - 1, left=1, **styles.bar(name))
-        text = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
-        axes.annotate(f"{value:.2f}x", (max(value, 1), place), **text)
+        axes.hlines(place, low, high, color="black", lw=0.8)
+        text = "inconclusive" if low < 1 < high else f"{value:.2f}x"
+        where = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        axes.annotate(text, (max(high, 1), place), **where)
     axes.axvline(1, color=styles.colour(STANDARD), lw=1)
-    axes.set_yticks(range(len(values)), [name_of(name) for name in values])
-    axes.set_ylim(len(values) - 0.5, -0.5)  # the first on top
+    axes.set_yticks(range(len(names)), [name_of(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)  # the first on top
     axes.xaxis.set_major_formatter("{x:g}x")
 
 

@@ -16,11 +16,13 @@ from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 Row = Mapping[str, Any]
 
 _TITLES = {PREFILL: "prefill", DECODE: "token", DECODE_COMPILED: "compiled token"}
+_OPEN = "inconclusive"
 READING = (
-    "Times are medians of interleaved rounds, ± half of the quartiles' distance; x is the speedup over standard, the "
-    "median of the rounds' own ratios. Hidden is the share of communication that a wiring saves, in prefill and by "
-    "token: (standard - wiring) / (standard - none). stock is the engine's own Llama by its own tensor parallelism; "
-    "none does not communicate at all, and its output is wrong: it is the bound."
+    "Times are medians of interleaved rounds, ± half of the quartiles' distance. x is the speedup over standard, the "
+    "median of the rounds' own ratios; it is inconclusive where they leave open which of both is faster (95 %). Hidden "
+    "is the share of communication that a wiring saves, in prefill and by token: (standard - wiring) / (standard - "
+    "none). stock is the engine's own Llama by its own tensor parallelism. none does not communicate at all: its "
+    "output is wrong, and nothing can be faster."
 )
 
 
@@ -51,14 +53,14 @@ def verdicts(results: Mapping[str, Any]) -> list[str]:
     lines = []
     own = "vLLM's own Llama" if results["request"]["engine"] == VLLM else "transformers' own tensor parallelism"
     for measure in MEASURES:
-        speedups = [
-            row["speedup"][measure][STOCK]
-            for row in results["rows"]
-            if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})
+        rows = [
+            row for row in results["rows"] if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})
         ]
-        if speedups:
+        if speedups := [row["speedup"][measure][STOCK] for row in rows]:
             span = dict.fromkeys(f"{speedup:.2f}" for speedup in (min(speedups), max(speedups)))
-            lines.append(f"standard over {own}, {_TITLES[measure]}: {' to '.join(span)}")
+            unclear = sum(is_open(row, measure, STOCK) for row in rows)
+            rest = f", inconclusive in {unclear} of {len(rows)}" if unclear else ""
+            lines.append(f"standard over {own}, {_TITLES[measure]}: {' to '.join(span)}{rest}")
     return lines
 
 
@@ -82,7 +84,7 @@ def print_report(results: Mapping[str, Any]) -> None:
     """The tables and how to read them."""
     from rich.console import Console
 
-    console = Console(markup=False)
+    console = Console(markup=False, width=300)  # a narrower terminal wraps a table, and hides nothing
     for each in tables(results):
         grid = new_table(each.title, [heading.replace(" ", "\n") for heading in each.headings])
         for row in each.rows:
@@ -112,12 +114,19 @@ def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
     cells += [_digits(row["tokens_per_second"]), _ratio(row, "generation")]
     if hides:
         is_end = row["wiring"] in (STOCK, STANDARD, NONE)
-        cells += ["" if is_end or name not in row["hidden"] else f"{row['hidden'][name]:.0%}" for name in measures]
+        said = {name: share for name, share in row["hidden"].items() if not (is_end or is_open(row, name))}
+        cells += [f"{said[name]:.0%}" if name in said else "" for name in measures]
     return cells
 
 
 def _ratio(row: Row, measure: str) -> str:
-    return f"{row['speedup'][measure][STANDARD]:.2f}"
+    return _OPEN if is_open(row, measure) else f"{row['speedup'][measure][STANDARD]:.2f}"
+
+
+def is_open(row: Row, measure: str, baseline: str = STANDARD) -> bool:
+    """Whether the rounds leave it open which of both is faster."""
+    low, high = row["speedup_range"][measure][baseline]
+    return bool(low < 1 < high)
 
 
 def _digits(number: float) -> str:

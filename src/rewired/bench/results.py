@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import comb
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -19,6 +19,7 @@ from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
 
 FORMAT = 1
+GENERATION = "generation"
 _NOTICEABLE = 0.05  # of a time; a share of less says nothing
 Samples = Mapping[str, Sequence[float]]  # seconds of a prefill or a token, by measure; one for each round
 
@@ -95,26 +96,6 @@ def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: M
     }
 
 
-def write_csv(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Medians and speedups, a line for each row."""
-    flat = [_flat(row) for row in rows]
-    fields = dict.fromkeys(name for row in flat for name in row)
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(fields))
-        writer.writeheader()
-        writer.writerows(flat)
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}_")
-        elif not isinstance(value, list):
-            flat[prefix + name] = value
-    return flat
-
-
 def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
     for link, contenders in cell.samples.items():
         for wiring, samples in contenders.items():
@@ -123,8 +104,8 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
                 if measure in samples:
                     low, middle, high = quantiles(samples[measure], n=4, method="inclusive")
                     row |= {f"{measure}_seconds": middle, f"{measure}_quartiles": [low, high]}
-            row["tokens_per_second"] = cell.batch * request.new / median(_generation(samples, request))
-            row["speedup"] = _speedups(samples, contenders, request)
+            row["tokens_per_second"] = cell.batch * request.new / median(_seconds(samples, GENERATION, request))
+            row |= _speedups(samples, contenders, request)
             row["hidden"] = _hidden(samples, contenders)
             row["bytes_sent"] = cell.bytes_sent[wiring]
             if link == request.link and len(cell.samples) > 1:
@@ -150,36 +131,49 @@ def _of_link(cell: Cell, link: str, wiring: str) -> dict[str, Any]:
     return {"link_adds": adds, "link_saved": saved, "link_won": won}
 
 
-def _generation(samples: Samples, request: BenchRequest) -> list[float]:
-    """Seconds of a prompt and all new tokens, in every round, decoding in the faster mode."""
+def _seconds(samples: Samples, measure: str, request: BenchRequest) -> Sequence[float]:
+    """Of every round; a generation is a prompt and all new tokens, decoded in the faster mode."""
+    if measure != GENERATION:
+        return samples[measure]
     decode = min((samples[name] for name in (DECODE, DECODE_COMPILED) if name in samples), key=median)
     return [prefill + request.new * token for prefill, token in zip(samples[PREFILL], decode, strict=True)]
 
 
-def _speedups(samples: Samples, contenders: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
-    """The median of the rounds' own ratios, over standard and over stock Llama."""
-    speedups: dict[str, Any] = {}
-    for measure in (*samples, "generation"):
-        speedups[measure] = {}
-        for baseline in (STANDARD, STOCK):
-            if baseline in contenders:
-                pair = [
-                    _generation(each, request) if measure == "generation" else each[measure]
-                    for each in (contenders[baseline], samples)
-                ]
-                speedups[measure][baseline] = median(base / own for base, own in zip(*pair, strict=True))
-    return speedups
+def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
+    """The rounds' own ratios over standard and over stock Llama: the median of each, and the range that it is in."""
+    found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
+    for measure in (*samples, GENERATION):
+        own = _seconds(samples, measure, request)
+        ratios = {
+            baseline: [
+                base / each for base, each in zip(_seconds(of_all[baseline], measure, request), own, strict=True)
+            ]
+            for baseline in (STANDARD, STOCK)
+            if baseline in of_all
+        }
+        found["speedup"][measure] = {baseline: median(each) for baseline, each in ratios.items()}
+        found["speedup_range"][measure] = {baseline: median_range(each) for baseline, each in ratios.items()}
+    return found
+
+
+def median_range(values: Sequence[float]) -> list[float]:
+    """Two of the values, between which the median of more of them lies with 95 %; the ends, where they are few."""
+    draws, ordered = len(values), sorted(values)
+    below = [sum(comb(draws, k) for k in range(cut + 1)) / 2**draws for cut in range(draws // 2)]
+    cut = max(sum(chance <= 0.025 for chance in below) - 1, 0)
+    return [ordered[cut], ordered[draws - 1 - cut]]
 
 
 def _hidden(samples: Samples, contenders: Mapping[str, Samples]) -> dict[str, float]:
     """The share of the time that communication takes which the wiring saves: (standard - own) / (standard - none).
 
-    Left out where standard is not slower than none, so that there is nothing to hide.
+    Left out where standard is not certainly slower than none, so that there may be nothing to hide.
     """
     shares = {}
     if NONE in contenders and STANDARD in contenders:
         for measure in samples:
-            standard, own, none = (median(each[measure]) for each in (contenders[STANDARD], samples, contenders[NONE]))
-            if standard > none:
+            each_of = contenders[STANDARD][measure], samples[measure], contenders[NONE][measure]
+            standard, own, none = map(median, each_of)
+            if median_range([base / bound for base, _, bound in zip(*each_of, strict=True)])[0] > 1:
                 shares[measure] = (standard - own) / (standard - none)
     return shares
