@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu docs dist clean
 
 install: $(STAMP)
 
@@ -62,6 +62,15 @@ bench-tp: install
 	$(VENV)/rewired bench small --tp 2 --device cpu --dtype bfloat16 --link 15mbit --prompt 128 --new 2 --rounds 5 --eager \
 		--wirings "int8; int4/int8; int4; none" --out build/bench-payload
 
+# the pages as a site, in site/; from a copy of the tree, since they link to files beside docs/
+docs: $(VENV)/mkdocs
+	rm -rf build/pages && mkdir -p build/pages
+	git ls-files | tar --create --dereference --files-from - | tar --extract --directory build/pages
+	$(VENV)/mkdocs build --strict
+
+$(VENV)/mkdocs: $(STAMP)
+	$(VENV)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+
 # a wheel and an sdist; the sdist's own tests run on the installed wheel, in an environment of their own
 dist: install
 	rm -rf dist build
@@ -73,4 +82,4 @@ dist: install
 	cd build/sdist && ../venv/bin/pytest --numprocesses 2 --dist loadgroup -m "not slow"
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info demo-out
+	rm -rf .venv build dist site *.egg-info src/*.egg-info demo-out
