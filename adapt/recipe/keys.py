@@ -30,7 +30,7 @@ class Recipe:
     """The keys that `adapt` adds to TRL's SFTConfig. Raises ValueError for values that make no sense."""
 
     model: str = field(
-        default="", metadata={"help": "A checkpoint: a folder, a hub id, or a short name; dense or rewired."}
+        default="", metadata={"help": "A checkpoint: a folder, a hub id or a short name; dense or rewired."}
     )
     wiring: list[dict] | str | None = field(  # type: ignore[type-arg]
         default=None, metadata={"help": "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."}
@@ -39,37 +39,39 @@ class Recipe:
     refit: str | None = field(
         default=None,
         metadata={
-            "help": "Text to refit on after rewiring: a file, a folder, a dataset, or mix. Where a recipe distills, "
-            "mix is the default; none leaves it out."
+            "help": "Text to refit on after rewiring: a file, a folder, a dataset, mix, or none. Recipes that distill "
+            "take mix by default."
         },
     )
-    refit_tokens: int = field(default=32_768, metadata={"help": "Tokens to refit on."})
+    refit_tokens: int = field(default=32_768, metadata={"help": "How many tokens to refit on."})
     datasets: list[dict] | None = field(  # type: ignore[type-arg]
         default=None, metadata={"help": "What to train on: paths, or {path, name, split, weight, languages, sources}."}
     )
-    streaming: bool = field(default=False, metadata={"help": "Read datasets while training, not before."})
-    skip_bad: bool = field(default=False, metadata={"help": "Leave rows out that are no good, and count them."})
-    held_out: int = field(default=16, metadata={"help": "The first rows, which are never trained on, but measured on."})
-    train: str = field(default="all", metadata={"help": "Which parameters.", "choices": [*CHOICES, LORA]})
+    streaming: bool = field(default=False, metadata={"help": "Read datasets while training; needs max_steps."})
+    skip_bad: bool = field(default=False, metadata={"help": "Leave bad rows out and count them."})
+    held_out: int = field(default=16, metadata={"help": "How many first rows of each dataset only measure KL."})
+    train: str = field(default="all", metadata={"help": "Which weights learn.", "choices": [*CHOICES, LORA]})
     lora_r: int = field(default=16, metadata={"help": "The rank of LoRA."})
-    lora_alpha: int = field(default=32, metadata={"help": "The scale of LoRA, over its rank."})
+    lora_alpha: int = field(default=32, metadata={"help": "The alpha of LoRA, which is scaled by alpha / rank."})
     lora_target_modules: list[str] | None = field(
         default=None, metadata={"help": "The projections that get LoRA; all seven of a layer by default."}
     )
     fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
-    dp_replicate_size: int = field(default=1, metadata={"help": "Such groups of ranks, each with a model (HSDP)."})
+    dp_replicate_size: int = field(
+        default=1, metadata={"help": "How many such groups there are, each with a model (HSDP)."}
+    )
     tp_size: int = field(default=1, metadata={"help": "Ranks that share each layer's work (tensor parallelism)."})
-    ce_weight: float = field(default=1.0, metadata={"help": "Of the cross-entropy with the data: SFT."})
-    kd_weight: float = field(default=0.0, metadata={"help": "Of the divergence from the original: distillation."})
-    divergence: str = field(default="forward_kl", metadata={"help": "Which one.", "choices": list(DIVERGENCES)})
-    temperature: float = field(default=1.0, metadata={"help": "Of both models' logits in the divergence."})
+    ce_weight: float = field(default=1.0, metadata={"help": "Weight of the cross-entropy with the data: SFT."})
+    kd_weight: float = field(default=0.0, metadata={"help": "Weight of the divergence from the original."})
+    divergence: str = field(default="forward_kl", metadata={"help": "Which divergence.", "choices": list(DIVERGENCES)})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of both models' logits in the divergence."})
     hidden_weight: float = field(
-        default=0.0, metadata={"help": "Of the normalised squared error after each rewired layer."}
+        default=0.0, metadata={"help": "Weight of the stream's relative squared error after each rewired layer."}
     )
 
     align: bool = field(
         default=False,
-        metadata={"help": "Each rewired layer learns by itself to give what the original's gives; no other loss."},
+        metadata={"help": "Each rewired layer learns alone to give what the original's gives; no other loss."},
     )
 
     def __post_init__(self) -> None:
