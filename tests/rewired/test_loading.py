@@ -7,16 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import rewired
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
 
-from .tiny import WIRINGS, rewired_model, tokens
+from .tiny import PAYLOADS, WIRINGS, rewired_model, tokens
 
 CODE = {
     "collectives.py",
@@ -157,3 +158,21 @@ def test_gains_that_a_checkpoint_does_not_hold_start_at_one_without_a_warning(
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(logits(loaded), logits(model))
     assert "gain" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("wiring", [*WIRINGS.values(), PAYLOADS["standard-int8"]], ids=[*WIRINGS, "standard-int8"])
+@pytest.mark.parametrize("has_gains", [True, False])
+def test_weights_that_wait_on_the_disk_give_the_same_logits(
+    wiring: list[dict[str, Any]], has_gains: bool, tmp_path: Path
+) -> None:
+    rewired_model(wiring, attention_bias=True).save_pretrained(tmp_path / "model")
+    if not has_gains:
+        file = tmp_path / "model" / "model.safetensors"
+        save_file({name: tensor for name, tensor in load_file(file).items() if "gain" not in name}, file)
+    places = {f"model.layers.{layer}": "cpu" if layer == 2 else "disk" for layer in range(6)}
+    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    offloaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offloaded"
+    )
+    assert {weight.device.type for weight in offloaded.parameters()} == {"cpu", "meta"}
+    assert torch.equal(logits(offloaded), logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")))

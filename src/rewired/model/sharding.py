@@ -92,10 +92,10 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
             projection,
             column_parallel(projection.base_layer, shards, packed),
             packed,
-            lambda a, x: linear(x.unflatten(-1, (shards.held, -1)), on_this_rank(a.weight)).flatten(-2),
+            lambda a, x: linear(x.unflatten(-1, (shards.held, -1)), _parameters(a)[0]).flatten(-2),
             lambda b, low_rank: column_parallel(b, shards, low_rank),
         )
-    weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    weight, bias = _parameters(projection)
     if shards.held == 1:
         return linear(packed, weight, bias)
     views = packed.unflatten(-1, (shards.held, -1))  # [B, T, r, H]
@@ -111,9 +111,9 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
             row_parallel(projection.base_layer, shards, hidden_states),
             hidden_states,
             lambda a, x: row_parallel(a, shards, x),
-            lambda b, low_rank: linear(low_rank, on_this_rank(b.weight), _part(b.bias, shards)),
+            lambda b, low_rank: linear(low_rank, *_parameters(b, parts=shards.total)),
         )
-    weight, bias = on_this_rank(projection.weight), _part(projection.bias, shards)
+    weight, bias = _parameters(projection, parts=shards.total)
     if shards.held == 1:
         return linear(hidden_states, weight, bias)[None]
     inputs = hidden_states.unflatten(-1, (shards.held, -1))  # [B, T, r, in / r]
@@ -126,8 +126,15 @@ def on_this_rank(parameter: Any) -> Any:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _part(bias: torch.Tensor | None, shards: Shards) -> torch.Tensor | None:
-    return None if bias is None else on_this_rank(bias) / shards.total
+def _parameters(projection: Any, parts: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What this rank holds of a plain projection's weight, and of its bias, in so many equal parts."""
+    hook = getattr(projection, "_hf_hook", None)  # accelerate's: it fetches offloaded weights when the module is called
+    if hook is not None:
+        hook.pre_forward(projection)
+    weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    if hook is not None:
+        hook.post_forward(projection, None)
+    return weight, bias if bias is None or parts == 1 else bias / parts
 
 
 def is_plain_linear(projection: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.integrations.accelerate import offload_weight
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
@@ -41,6 +42,17 @@ class RewiredPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PeekGain):
             init.constant_(module.weight, module.initial)
+
+    @staticmethod
+    def _load_pretrained_model(model: Any, state_dict: Any, files: Any, load_config: Any, *args: Any) -> Any:
+        """transformers' own, which looks for what is offloaded in files: gains that none holds are put in one."""
+        info, offloaded = PreTrainedModel._load_pretrained_model(model, state_dict, files, load_config, *args)
+        for name in info.missing_keys if offloaded is not None else ():
+            module = model.get_submodule(name.rpartition(".")[0])
+            if isinstance(module, PeekGain):
+                initial = torch.full(module.weight.shape, module.initial, dtype=module.weight.dtype)
+                offload_weight(initial, name, load_config.disk_offload_folder, offloaded)
+        return info, offloaded
 
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
