@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -41,30 +42,31 @@ class Cutter:
     length: int = WINDOW
 
     def spread(self, documents: Iterable[Document], most: int) -> list[torch.Tensor]:
-        """At most so many windows of documents, of each as many tokens as it takes: text of one document is alike, and
-        a fit learns it by heart. They are of its middle: code begins with a licence and with imports."""
+        """At most so many windows, of the middles of documents: as many tokens from each, or all that it has.
+
+        A fit learns one document by heart, whose text is alike; and code begins with a licence and with imports.
+        """
         wanted = most * self._content
-        documents_ids, enough = list[list[int]](), 0
-        for ids in self._each(documents, wanted):
-            documents_ids.append(ids)
-            enough += min(len(ids), _PART)
-            if enough >= wanted:
-                break
-        lengths = [len(ids) for ids in documents_ids]
-        longest = bisect_left(
-            range(max(lengths, default=0)), wanted, key=lambda n: sum(min(length, n) for length in lengths)
-        )
-        middles = [token for ids in documents_ids for token in _middle(ids, longest)]
-        return _cut(middles, self._begin, self._content)[:most]
+        taken = self._until(wanted, documents, _PART)
+        share = _fair_share([len(ids) for ids in taken], wanted)
+        return self._windows([_middle(ids, share) for ids in taken], most)
 
     def in_order(self, documents: Iterable[Document], most: int) -> list[torch.Tensor]:
         """At most so many windows of documents one after the other, whole."""
-        wanted, joined = most * self._content, list[int]()
+        return self._windows(self._until(most * self._content, documents), most)
+
+    def _until(self, wanted: int, documents: Iterable[Document], part: int | None = None) -> list[list[int]]:
+        """The first documents' tokens that are enough, if each gives all of them, or `part`."""
+        taken, have = list[list[int]](), 0
         for ids in self._each(documents, wanted):
-            joined += ids
-            if len(joined) >= wanted:
+            taken.append(ids)
+            have += len(ids[:part])
+            if have >= wanted:
                 break
-        return _cut(joined, self._begin, self._content)[:most]
+        return taken
+
+    def _windows(self, documents: Iterable[list[int]], most: int) -> list[torch.Tensor]:
+        return _cut(list(chain.from_iterable(documents)), self._begin, self._content)[:most]
 
     @cached_property
     def _begin(self) -> list[int]:
@@ -112,6 +114,11 @@ def tokens_of(text: str, tokenizer: Any, begin: Sequence[int]) -> list[int]:
 def _cut(ids: list[int], begin: list[int], content: int) -> list[torch.Tensor]:
     """Windows of `begin` and `content` tokens each; what is left over is not used."""
     return [torch.tensor(begin + ids[start : start + content]) for start in range(0, len(ids) - content + 1, content)]
+
+
+def _fair_share(lengths: Sequence[int], wanted: int) -> int:
+    """The least n, so that n tokens of each document, or all of a shorter one, make `wanted` together."""
+    return bisect_left(range(max(lengths, default=0)), wanted, key=lambda n: sum(min(length, n) for length in lengths))
 
 
 def _middle(ids: list[int], most: int) -> list[int]:
