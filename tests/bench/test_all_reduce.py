@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
-from rewired.bench.all_reduce import AllReduceTime, measure_all_reduces
+from rewired.bench.communication import AllReduceTime, measure_all_reduces
 from rewired.ranks import run_on_ranks
 
 

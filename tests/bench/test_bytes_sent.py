@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig
 
-from rewired.bench.bytes_sent import bytes_sent
+from rewired.bench.communication import bytes_sent
 from rewired.bench.contenders import contenders
 from rewired.bench.models import SharedWeights, build, mesh_of
 from rewired.checkpoint.named_shapes import named_shapes

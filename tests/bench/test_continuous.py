@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from rewired.bench.continuous import Batches
 from rewired.bench.request import BenchRequest
+from rewired.bench.runs import Batches
 from tests.rewired.tiny import rewired_model
 
 

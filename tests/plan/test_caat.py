@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.plan.caat import best_share, capacity, time_saved
-from rewired.plan.machine import serving_machine
+from rewired.plan.machine import best_share, capacity, serving_machine, time_saved
 
 
 @pytest.mark.parametrize(("tp", "saved", "best"), [(8, 0.18769, 1.0), (16, 0.27293, 0.832)])

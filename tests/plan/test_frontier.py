@@ -28,7 +28,7 @@ def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
     """Those of the newest version that was measured, from the most tokens; the page shows some of them."""
     found = [each for each in measured("measured.jsonl") if each["wiring"] == row["wiring"] and each["windows"] == 32]
     found = [each for each in found if re.fullmatch(r"refit \d+k", each["fit"])]
-    on = max(found, key=lambda each: (each["recipe"], each["fit"]))["on"]
+    on = max(found, key=lambda each: (each["algorithm"], each["fit"]))["on"]
     assert [round(on[kind]["kl"], 3) for kind in ("prose", "chat")] == [float(row["prose"]), float(row["chat"])]
     name, _, layers = row["wiring"].partition("@")
     lines = [re.split(r"\s*\|\s*", line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rewired.tables import markdown as markdown_table
 from rewired.tables import new_table
 
 from .contenders import NONE, STANDARD, STOCK
@@ -74,7 +75,7 @@ def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         f"{results['rows'][0]['layers']} layers, {request['dtype']}, {request['prompt']} tokens of prompt, "
         f"{request['new']} new ones, {request['rounds']} rounds. {READING}",
         *(f"![{plot}]({plot})" for plot in plots),
-        *(_markdown(table) for table in tables(results)),
+        *(f"{table.title}:\n\n{markdown_table(table.headings, table.rows)}".rstrip() for table in tables(results)),
         "\n".join(f"- {line}" for line in verdicts(results)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -99,11 +100,8 @@ def _cell_table(title: str, rows: Sequence[Row]) -> Table:
     timed = [heading for measure in measures for heading in (f"{_TITLES[measure]} ms", "x")]
     hides = any(row["hidden"] for row in rows)
     hidden = [f"hidden: {_TITLES[measure]}" for measure in measures] if hides else []
-    return Table(
-        title,
-        ["wiring", *timed, "tokens/s", "x", *hidden],
-        [_cells(row, measures, bool(hidden)) for row in rows],
-    )
+    headings = ["wiring", *timed, "tokens/s", "x", *hidden]
+    return Table(title, headings, [_cells(row, measures, bool(hidden)) for row in rows])
 
 
 def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
@@ -138,17 +136,10 @@ def _link_table(title: str, rows: Sequence[Row]) -> Table:
     """Time that the slow link adds; what is won and saved of standard's; and how many bytes are sent less."""
     measures = list(rows[0]["link_adds"])
     standard = next(row for row in rows if row["wiring"] == STANDARD)
-    headings = [
-        heading
-        for measure in measures
-        for heading in (
-            f"{_TITLES[measure]} ms",
-            "won",
-            "saved",
-            *(["bytes saved"] if measure in standard["bytes_sent"] else []),
-        )
-    ]
-    return Table(title, ["wiring", *headings], [_link_cells(row, standard, measures) for row in rows])
+    headings = ["wiring"]
+    for measure in measures:
+        headings += [f"{_TITLES[measure]} ms", "won", "saved"] + ["bytes saved"] * (measure in standard["bytes_sent"])
+    return Table(title, headings, [_link_cells(row, standard, measures) for row in rows])
 
 
 def _link_cells(row: Row, standard: Row, measures: Sequence[str]) -> list[str]:
@@ -165,17 +156,8 @@ def _link_cells(row: Row, standard: Row, measures: Sequence[str]) -> list[str]:
 def _all_reduces(entries: Sequence[Row]) -> Table:
     links = list(dict.fromkeys((entry["gpus"], entry["link"]) for entry in entries))
     times = {(entry["gpus"], entry["link"], entry["bytes"]): entry["seconds"] for entry in entries}
-    return Table(
-        "all-reduces, µs",
-        ["bytes", *(f"{link}, {gpus} ranks" for gpus, link in links)],
-        [
-            [f"{size:,}", *(_digits(1e6 * times[*link, size]) if (*link, size) in times else "" for link in links)]
-            for size in sorted({entry["bytes"] for entry in entries})
-        ],
-    )
-
-
-def _markdown(table: Table) -> str:
-    lines = [f"| {' | '.join(table.headings)} |", f"|{'---|' * len(table.headings)}"]
-    lines += [f"| {' | '.join(row)} |" for row in table.rows]
-    return "\n".join([f"{table.title}:", "", *lines])
+    rows = [
+        [f"{size:,}", *(_digits(1e6 * times[*link, size]) if (*link, size) in times else "" for link in links)]
+        for size in sorted({entry["bytes"] for entry in entries})
+    ]
+    return Table("all-reduces, µs", ["bytes", *(f"{link}, {gpus} ranks" for gpus, link in links)], rows)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rewired import __version__
 from rewired.checkpoint import provenance
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
@@ -19,12 +26,11 @@ from rewired.vllm_start import vllm_version
 
 from . import torchrun, vllm_engine
 from .contenders import NONE, Contender, contenders
-from .environment import environment
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
-from .profiling import Profile
 from .request import VLLM, BenchRequest
 from .results import CellFile, to_json
+from .trace import Profile
 from .transformers_engine import RankJob
 from .transformers_engine import measure as in_transformers
 
@@ -136,3 +142,20 @@ def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
             timeout_seconds=TIMEOUT_SECONDS,
             prepare=prepare,
         )
+
+
+def environment(device: str) -> dict[str, Any]:
+    """The machine and its software, as results.json records them."""
+    is_gpu = device == "cuda"
+    common = {
+        "date": date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if is_gpu else f"{platform.machine()} CPU",
+        "cpus": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "rewired": __version__,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }
+    on_gpu = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))} if is_gpu else {}
+    return common | on_gpu

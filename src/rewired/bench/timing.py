@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -34,10 +34,10 @@ def interleaved(runs: Mapping[Key, Run], rounds: int, what: str) -> dict[Key, Sa
     return {key: _of_slowest_rank(of_run) for key, of_run in samples.items()}
 
 
-def timed(run: Callable[[], None]) -> float:
-    """Seconds of a run that all ranks begin together."""
+def timed(run: Callable[[], None], group: Any = None) -> float:
+    """Seconds of a run that all ranks of a process group begin together."""
     if distributed.is_initialized():
-        distributed.barrier()
+        distributed.barrier(group)
     _settle()
     start = time.perf_counter()
     run()

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from .contenders import NONE
 
 ATTENTION, MLP = "attention", "MLP"
 
@@ -39,6 +42,36 @@ def traced(run: Callable[[], None], file: Path) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(file))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a prefill of so many sequences is traced to, by every contender on one link."""
+
+    folder: Path
+    batch: int
+
+    def trace(self, models: Mapping[str, Any], tokens: torch.Tensor) -> None:
+        """Run on every rank, which writes its own traces; `models` are by contender, and warm."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, model in models.items():
+            if name != NONE:
+                run = partial(model, tokens, logits_to_keep=1)
+                run()
+                distributed.barrier()
+                traced(run, self.file(name, distributed.get_rank()))
+
+    def draw(self, names: Iterable[str], title: str) -> Path:
+        """Draw the first rank's timelines, next to the folder."""
+        from .timeline import draw_timeline
+
+        png = self.folder.parent / "timeline.png"
+        draw_timeline({name: self.file(name, 0) for name in names if name != NONE}, png, title)
+        return png
+
+    def file(self, name: str, rank: int) -> Path:
+        """Without the colon that a contender's name may have, and a file system may not."""
+        return self.folder / f"{name.replace(':', '-')}.rank{rank}.json.gz"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,15 @@ from rewired.checkpoint.shape import family_in
 from rewired.families import stock
 from rewired.progress import Progress
 
-from .all_reduce import measure_all_reduces
-from .bytes_sent import bytes_sent
+from .communication import bytes_sent, measure_all_reduces
 from .contenders import NONE, STANDARD, STOCK, Contender
-from .continuous import Batches
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
-from .profiling import Profile
 from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
 from .results import Cell, CellFile
-from .runs import DECODE, PREFILL, Steps
+from .runs import DECODE, PREFILL, Batches, Steps
 from .timing import Run, Samples, interleaved
+from .trace import Profile
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 CHECKED = 64  # tokens of the prompt whose logits are compared
@@ -57,7 +56,8 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """
     _quiet_ranks()
     groups = groups_of(job.request, job.tp)
-    all_reduces = _all_reduces(job, groups)
+    of_links = measure_all_reduces(groups, getattr(torch, job.request.dtype), job.request.device) if job.tp > 1 else []
+    all_reduces = [asdict(each) for each in of_links]
     models = _models(job, groups)
     _check_logits(models, job)
     for batch in batches:
@@ -125,21 +125,13 @@ def _models(job: RankJob, groups: Groups) -> Models:
         weights.load(job.weights, config, job.tp)
     silent = silent_group() if job.tp > 1 else None
     models: Models = {}
-    for link, name, contender in _each(job.contenders, groups):
-        mesh = None
-        if job.tp > 1:
-            mesh = mesh_of(groups[link] if contender.communicates else silent, request.device)
+    for (link, group), contender in product(groups.items(), job.contenders):
+        mesh = mesh_of(group if contender.communicates else silent, request.device) if job.tp > 1 else None
         model = build(contender, config, job.tp_shards, mesh)
         weights.fill(model, mesh)
-        model._device_mesh = mesh_of(groups[link], request.device)  # continuous batching keeps its ranks in step by it
-        models[link, name] = model
+        model._device_mesh = mesh_of(group, request.device)  # continuous batching keeps its ranks in step by it
+        models[link, contender.name] = model
     return models
-
-
-def _each(contenders: Sequence[Contender], groups: Groups) -> Iterator[tuple[str, str, Contender]]:
-    for link in groups:
-        for contender in contenders:
-            yield link, contender.name, contender
 
 
 def _check_logits(models: Models, job: RankJob) -> None:
@@ -147,24 +139,20 @@ def _check_logits(models: Models, job: RankJob) -> None:
     for link in {link for link, _ in models}:
         stock, standard = models[link, STOCK], models[link, STANDARD]
         tokens = prompt(stock, 1, min(CHECKED, job.request.prompt))
-        expected, logits = stock(tokens).logits, standard(tokens).logits
-        difference = ((logits - expected).abs().max() / expected.abs().max()).item()
-        if not difference <= TOLERANCE[job.request.dtype]:
-            raise ValueError(
-                f"The logits of standard differ from the stock model's by {difference:.1e} of the largest: nothing was "
-                "timed. This is a fault of rewired; please report it with the output of rewired bench."
-            )
+        check_same(stock(tokens).logits, standard(tokens).logits, "logits", job.request.dtype)
+
+
+def check_same(stock: torch.Tensor, standard: torch.Tensor, what: str, dtype: str) -> None:
+    """Raise ValueError where the two models are not the same function."""
+    difference = ((standard - stock).abs().max() / stock.abs().max()).item()
+    if not difference <= TOLERANCE[dtype]:
+        raise ValueError(
+            f"The {what} of standard differ from the stock model's by {difference:.1e} of the largest: nothing was "
+            "timed. This is a fault of rewired; please report it with the output of rewired bench."
+        )
 
 
 def _quiet_ranks() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward
-
-
-def _all_reduces(job: RankJob, groups: Groups) -> list[dict[str, Any]]:
-    if job.tp == 1:
-        return []
-    request = job.request
-    times = measure_all_reduces(groups, getattr(torch, request.dtype), request.device)
-    return [asdict(each) for each in times]

@@ -32,7 +32,7 @@ from .models import STD, config_of
 from .results import Cell, CellFile
 from .runs import DECODE, PREFILL
 from .timing import interleaved
-from .transformers_engine import CHECKED, TOLERANCE, RankJob
+from .transformers_engine import CHECKED, RankJob, check_same
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # an engine runs in its rank
@@ -143,12 +143,7 @@ def _check_logprobs(engines: Mapping[str, Any], job: RankJob) -> None:
         (output,) = engines[name].generate(inputs, sampling, use_tqdm=False)
         each = zip(prompts[0][1:], output.prompt_logprobs[1:], strict=True)
         found[name] = torch.tensor([logprobs[token].logprob for token, logprobs in each])
-    difference = ((found[STANDARD] - found[STOCK]).abs().max() / found[STOCK].abs().max()).item()
-    if not difference <= TOLERANCE[job.request.dtype]:
-        raise ValueError(
-            f"The log-probabilities of standard differ from vLLM's own model's by {difference:.1e} of the largest: "
-            "nothing was timed. This is a fault of rewired; please report it with the output of rewired bench."
-        )
+    check_same(found[STOCK], found[STANDARD], "log-probabilities", job.request.dtype)
 
 
 def _prompts(engine: Any, batch: int, length: int) -> list[list[int]]:

@@ -28,6 +28,11 @@ class Curve:
     sizes: tuple[float, ...]  # rising
     seconds: tuple[float, ...]
 
+    @classmethod
+    def through(cls, points: Mapping[float, float]) -> Curve:
+        """Seconds by size."""
+        return cls(*zip(*sorted(points.items()), strict=True))
+
     def at(self, size: float) -> float:
         """Interpolated in log size and log time; constant below the smallest size, in proportion above the largest."""
         if size <= self.sizes[0]:
@@ -123,7 +128,7 @@ def measured_curves(hardware: str, library: str, collective: str = "all_reduce")
     for row in _rows():
         if (row["hardware"], row["library"], row["collective"]) == (hardware, library, collective):
             points.setdefault(int(row["gpus"]), {})[float(row["bytes"])] = float(row["microseconds"]) * 1e-6
-    return {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
+    return {gpus: Curve.through(by_size) for gpus, by_size in points.items()}
 
 
 def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:

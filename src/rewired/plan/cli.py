@@ -124,8 +124,7 @@ def _train(
     from rewired.checkpoint.named_shapes import find_shape
 
     from . import hardware as machines
-    from .grid_report import print_grids, to_json
-    from .grids import plan_grids
+    from .grids import plan_grids, print_grids, to_json
 
     sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
     if len(sequences) > 1:

@@ -18,6 +18,7 @@ from .pass_time import PassTime, pass_time
 # How wrong all-reduce times and the hidden share may be: most published speedups lie in what follows (docs/plan.md).
 COMMUNICATION_ERROR = 0.2
 HIDE_ERROR = 0.1
+_LARGE = 256 * 1024 * 1024  # bytes of a message that has the full bandwidth
 
 
 @dataclass(frozen=True)
@@ -87,3 +88,19 @@ def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
         slack=engine.slack,
         halves=halves_of(sheet),
     )
+
+
+def capacity(machine: Machine) -> float:
+    """CAAT-Net's C: FLOP/s over the numbers that several GPUs all-reduce a second, in messages of full bandwidth."""
+    numbers = _LARGE / 2 / machine.all_reduce.seconds(_LARGE, machine.tp)
+    return machine.hardware.flops * machine.engine.flops_share / numbers
+
+
+def best_share(hidden: int, sequence: int, ratio: float, tp: int) -> float:
+    """CAAT-Net's equation 33: p*, the share of channels at which all-reduces take as long as compute."""
+    return min((12 * hidden + 2 * sequence) / (ratio * tp), 1.0)
+
+
+def time_saved(hidden: int, sequence: int, ratio: float, tp: int, share: float) -> float:
+    """CAAT-Net's equation 32, without overlap: (T(1) - T(p)) / T(1) where a share p of the channels is reduced."""
+    return (1 - share) / (1 + (12 * hidden + 2 * sequence) / (ratio * tp))

@@ -46,20 +46,25 @@ class _Row:
     def key(self) -> tuple[Any, ...]:
         return self.shape, self.tp, self.batch, self.prompt
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return self.prefill_seconds, self.decode_seconds
+
 
 def calibrated(machine: Machine, file: Path) -> Machine:
     """Raises ValueError for a file that is no bench report, or has no `none` beside a `standard` row."""
-    report = _of_its_link(_report(file))
-    if report.get("all_reduce"):
+    report = _report(file)
+    times, entries = (_of_its_link(report, name) for name in ("all_reduce", "rows"))
+    if times:
         is_wide = report.get("request", {}).get("dtype") == "float32"
-        machine = _with_curves(machine, report["all_reduce"], 0.5 if is_wide else 1.0, file)
-    rows = [_row(row, file) for row in report["rows"]]
+        machine = _with_curves(machine, times, 0.5 if is_wide else 1.0, file)
+    rows = [_row(entry, file) for entry in entries]
     runs = {(*row.key, row.wiring): row for row in rows}
     pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
     if not pairs:
         raise ValueError(f"{file} has no run of '{NONE}' beside one of '{STANDARD}': measure both with rewired bench.")
     machine = _scale_compute(machine, [bound for _, bound in pairs])
-    if not report.get("all_reduce"):
+    if not times:
         machine = _scale_communication(machine, pairs)
     return _hide(machine, [row for row in rows if row.wiring == "ladder"])
 
@@ -74,46 +79,40 @@ def _report(file: Path) -> Mapping[str, Any]:
     return report
 
 
-def _of_its_link(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    link = report.get("link")
-    if link is None:
-        return report
-    of_link = {
-        name: [entry for entry in report.get(name, []) if not isinstance(entry, dict) or entry.get("link") == link]
-        for name in ("rows", "all_reduce")
-    }
-    return {**report, **of_link}
+def _of_its_link(report: Mapping[str, Any], name: str) -> list[Any]:
+    """The entries under `name`, of the link that counts where several were measured."""
+    link, entries = report.get("link"), report.get(name) or []
+    return [entry for entry in entries if link is None or not isinstance(entry, dict) or entry.get("link") == link]
 
 
-def _row(row: Any, file: Path) -> _Row:
+def _row(entry: Any, file: Path) -> _Row:
+    wiring, model, *numbers = _fields(entry, ("wiring", "model", *_NUMBERS), "a row", file)
+    shape = find_shape(str(model))
+    if "layers" in entry:
+        shape = replace(shape, num_hidden_layers=entry["layers"])
+    if "decode_compiled_seconds" in entry:
+        numbers[-1:] = _fields(entry, ("decode_compiled_seconds",), "a row", file)
+    return _Row(shape, str(wiring), *numbers)
+
+
+def _fields(entry: Any, names: Sequence[str], what: str, file: Path) -> list[Any]:
+    """Raises ValueError where one is missing, or is no positive number but should be."""
     try:
-        numbers = {name: row[name] for name in _NUMBERS}
-        numbers["decode_seconds"] = row.get("decode_compiled_seconds", row["decode_seconds"])
-        shape, wiring = find_shape(row["model"]), str(row["wiring"])
-        if "layers" in row:
-            shape = replace(shape, num_hidden_layers=row["layers"])
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{file} has a row without wiring, model, {', '.join(_NUMBERS)}: {row!r}.") from None
-    _check_positive(numbers, file)
-    return _Row(shape, wiring, **numbers)
-
-
-def _check_positive(numbers: Mapping[str, Any], file: Path) -> None:
-    for name, value in numbers.items():
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+        values = [entry[name] for name in names]
+    except (KeyError, TypeError, IndexError):
+        raise ValueError(f"{file} has {what} without {', '.join(names)}: {entry!r}.") from None
+    for name, value in zip(names, values, strict=True):
+        if name not in ("wiring", "model") and not (type(value) in (int, float) and 0 < value < math.inf):
             raise ValueError(f"{file} has {name} {value!r}: it must be a positive number.")
+    return values
 
 
-def _with_curves(machine: Machine, entries: Sequence[Mapping[str, Any]], width: float, file: Path) -> Machine:
+def _with_curves(machine: Machine, entries: Sequence[Any], width: float, file: Path) -> Machine:
     points: dict[int, dict[float, float]] = {}
     for entry in entries:
-        try:
-            numbers = {name: entry[name] for name in ("gpus", "bytes", "seconds")}
-        except (KeyError, TypeError):
-            raise ValueError(f"{file} has an all_reduce without gpus, bytes, seconds: {entry!r}.") from None
-        _check_positive(numbers, file)
-        points.setdefault(numbers["gpus"], {})[numbers["bytes"] * width] = numbers["seconds"]
-    curves = {gpus: Curve(*zip(*sorted(by_size.items()), strict=True)) for gpus, by_size in points.items()}
+        gpus, size, seconds = _fields(entry, ("gpus", "bytes", "seconds"), "an all_reduce", file)
+        points.setdefault(gpus, {})[size * width] = seconds
+    curves = {gpus: Curve.through(by_size) for gpus, by_size in points.items()}
     return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves, halves={}))
 
 
@@ -139,9 +138,9 @@ def _scale_compute(machine: Machine, bounds: Sequence[_Row]) -> Machine:
 def _scale_communication(machine: Machine, pairs: Sequence[tuple[_Row, _Row]]) -> Machine:
     """What is added by all-reduces, over what was predicted."""
     ratios = [
-        max(measured, 0.0) / predicted.communication
+        max(own - silent, 0.0) / predicted.communication
         for row, bound in pairs
-        for predicted, measured in zip(_predicted(machine, row), _added(row, bound), strict=True)
+        for predicted, own, silent in zip(_predicted(machine, row), row.seconds, bound.seconds, strict=True)
         if predicted.communication
     ]
     scale = median(ratios) if ratios else 1.0
@@ -156,20 +155,11 @@ def _hide(machine: Machine, ladders: Sequence[_Row]) -> Machine:
         return replace(machine, engine=replace(machine.engine, hide=share, hide_least=least))
 
     def distance(share: float) -> tuple[float, float]:
-        off = [
-            abs(math.log(measured / predicted.seconds))
-            for row in ladders
-            for predicted, measured in zip(
-                _predicted(hiding(share), row), (row.prefill_seconds, row.decode_seconds), strict=True
-            )
-        ]
+        passes = [zip(_predicted(hiding(share), row), row.seconds, strict=True) for row in ladders]
+        off = [abs(math.log(measured / predicted.seconds)) for each in passes for predicted, measured in each]
         return round(sum(off), 6), abs(share - machine.engine.hide)
 
     return hiding(min([machine.engine.hide, *(percent / 100 for percent in range(101))], key=distance))
-
-
-def _added(row: _Row, bound: _Row) -> tuple[float, float]:
-    return row.prefill_seconds - bound.prefill_seconds, row.decode_seconds - bound.decode_seconds
 
 
 def _predicted(machine: Machine, row: _Row) -> tuple[PassTime, PassTime]:

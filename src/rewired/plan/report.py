@@ -7,8 +7,8 @@ from typing import Any
 from rewired.quantities import count
 from rewired.tables import new_table
 
-from .caat import best_share, capacity
 from .compute import Rank, Step
+from .machine import best_share, capacity
 from .pass_time import pass_time
 from .ranking import Priced, Ranking
 

@@ -1,0 +1,93 @@
+"""What communication takes: the time of all-reduces on a link, and the bytes of every collective of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .timing import Run, interleaved, timed
+
+SIZES = tuple(4**power for power in range(6, 13))  # bytes, 4 KiB to 16 MiB
+
+
+@dataclass(frozen=True)
+class AllReduceTime:
+    """One row under "all_reduce" of `results.json`."""
+
+    gpus: int
+    link: str
+    bytes: int
+    seconds: float  # the median of the rounds
+    quartiles: tuple[float, float]
+
+
+def measure_all_reduces(
+    groups: Mapping[str, ProcessGroup],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    sizes: Sequence[int] = SIZES,
+    rounds: int = 15,
+) -> list[AllReduceTime]:
+    """The times on each of `groups`, which are named after their links and hold all ranks, by `sizes` in bytes.
+
+    They are timed in turns. All ranks call this together, and return the same: the slowest rank's times.
+    """
+    runs: dict[tuple[int, str], Run] = {}
+    for size in sizes:
+        tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=device)
+        runs |= {(size, name): _timed_on(group, tensor) for name, group in groups.items()}
+    for run in runs.values():
+        run()  # warms up
+    rows = []
+    for (size, name), samples in interleaved(runs, rounds, "bench: all-reduces: round").items():
+        low, middle, high = quantiles(samples["seconds"], n=4, method="inclusive")
+        rows.append(AllReduceTime(distributed.get_world_size(), name, size, middle, (low, high)))
+    return rows
+
+
+def _timed_on(group: ProcessGroup, tensor: torch.Tensor) -> Run:
+    """Of one all-reduce. Small ones are timed several in a row: ranks leave the barrier some time apart."""
+    in_a_row = max(1, min(16, (1 << 20) // tensor.nbytes))
+
+    def reduce() -> None:
+        for _ in range(in_a_row):
+            distributed.all_reduce(tensor, group=group)
+
+    return lambda: {"seconds": timed(reduce, group) / in_a_row}
+
+
+def bytes_sent(run: Callable[[], object], ranks: int) -> float:
+    """What a rank of a ring sends while `run` runs: 2 (r - 1) / r of what it reduces, r - 1 of what it gathers."""
+    with _Counter(ranks) as counter:
+        run()
+    return counter.bytes
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.bytes = 0.0
+        # what a byte of the input costs; these collectives are all that a tensor-parallel Llama starts
+        self.factors = {"all_reduce": 2 * (ranks - 1) / ranks, "allreduce_": 2 * (ranks - 1) / ranks}
+        self.factors |= {"all_gather_into_tensor": ranks - 1, "all_to_all_single": (ranks - 1) / ranks}
+        self.factors["send"] = 1  # of which both are made without NCCL
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.rpartition("::")[2]
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.bytes += self.factors.get(name, 0) * _nbytes(args[0])
+        if name == "wait_tensor":  # a payload's wait gathers; a mode does not see what an operation calls inside
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+        return func(*args, **(kwargs or {}))
+
+
+def _nbytes(sent: torch.Tensor | list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in (sent if isinstance(sent, list) else [sent]))
