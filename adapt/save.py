@@ -14,10 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
-from rewired.checkpoint.rewired_config import auto_map, write_code
+from rewired.checkpoint.rewired_config import format_entries, write_code
 from rewired.checkpoint.shape import family_in
 from rewired.convert.destination import staged_folder
-from rewired.model.version import VERSION
 from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
@@ -40,7 +39,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     earlier = _trained_folder(stage.recipe.model)
     readme = card(start.folder, earlier, final.parent.name, start.name, stage.given, history, record, notes)
     family = family_in(config)
-    config |= {"auto_map": auto_map(family), "wiring_version": VERSION, RECORD: record}
+    config |= {**format_entries(family), RECORD: record}
     with staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
         write_code(family, staging)  # a start that was fetched from the hub brings none

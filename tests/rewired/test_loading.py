@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM
 
 import rewired
+from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM, RewiredLlamaModel
 
 from .tiny import PAYLOADS, WIRINGS, rewired_model, tokens
@@ -78,6 +81,20 @@ def test_the_config_is_readable_and_names_our_class(checkpoint: Path) -> None:
         {"layers": "4-6", "preset": "parallel", "overlap": True},
     ]
     assert AutoConfig.from_pretrained(checkpoint).wiring == config["wiring"]
+
+
+@pytest.mark.parametrize("way", ["saved", "trained with PEFT", "converted"])
+def test_a_stock_class_refuses_it_and_says_how_to_load_it(way: str, checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    if way == "trained with PEFT":  # it sets pretraining_tp
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(checkpoint), LoraConfig(target_modules=["q_proj"]))
+        model.merge_and_unload().save_pretrained(checkpoint)
+    elif way == "converted":
+        config = wired_config(stock_config(config), config["wiring"], config["tp_shards"])
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StrictDataclassFieldValidationError, match="load it with AutoModelForCausalLM after"):
+        LlamaForCausalLM.from_pretrained(checkpoint)
+    assert stock_config(config)["pretraining_tp"] == 1
 
 
 def test_it_carries_its_code(checkpoint: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 from transformers.utils import logging
 
+from rewired.checkpoint.rewired_config import stock_config
 from rewired.checkpoint.shape import family_in
 from rewired.families import stock
 from rewired.progress import Progress
@@ -119,7 +120,7 @@ def _models(job: RankJob, groups: Groups) -> Models:
     request = job.request
     device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
     dtype: torch.dtype = getattr(torch, request.dtype)
-    config = stock(family_in(job.config), "Config").from_dict({**job.config, "dtype": dtype})
+    config = stock(family_in(job.config), "Config").from_dict({**stock_config(job.config), "dtype": dtype})
     weights = SharedWeights(dtype, device, distributed.get_rank())
     if job.weights is not None:
         weights.load(job.weights, config, job.tp)

@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 from transformers import PreTrainedConfig
 
+from rewired.checkpoint.rewired_config import stock_config
 from rewired.checkpoint.shape import Shape, family_in
 from rewired.families import stock
 from rewired.progress import Progress
@@ -92,7 +93,7 @@ def _generate(engine: Any, prompts: Sequence[list[int]], new: int) -> dict[str, 
 
 def _engines(job: RankJob, batch: int, folder: Path) -> dict[str, Any]:
     family = family_in(job.config)
-    config = stock(family, "Config").from_dict({**job.config, "architectures": [family.architecture]})
+    config = stock(family, "Config").from_dict(stock_config(job.config))
     config.max_position_embeddings = max(config.max_position_embeddings, job.request.prompt + job.request.new)
     engines = {}
     with Progress("bench: start engine", len(job.contenders)) as progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rewired.model.family import Family
-from rewired.model.version import VERSION
+from rewired.model.version import NOT_STOCK, VERSION
 
 from .shape import family_in
 
@@ -24,8 +24,7 @@ def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]],
     return _without_wiring(config) | {
         "model_type": family.rewired_type,
         "architectures": [f"Rewired{family.architecture}"],
-        "auto_map": auto_map(family),
-        "wiring_version": VERSION,
+        **format_entries(family),
         "tp_shards": tp_shards,
         "wiring": list(wiring),
     }
@@ -36,6 +35,11 @@ def stock_config(config: Mapping[str, Any]) -> dict[str, Any]:
     family = family_in(config)
     unfitted = {name: value for name, value in _without_wiring(config).items() if name not in ("refit", "calibrated")}
     return unfitted | {"model_type": family.model_type, "architectures": [family.architecture]}
+
+
+def format_entries(family: Family) -> dict[str, Any]:
+    """What the config of every rewired model of a family says."""
+    return {"auto_map": auto_map(family), "wiring_version": VERSION, "pretraining_tp": NOT_STOCK}
 
 
 def auto_map(family: Family) -> dict[str, str]:
@@ -79,4 +83,4 @@ def _with_imports(module: str, seen: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _without_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in _OURS}
+    return {name: 1 if value == NOT_STOCK else value for name, value in config.items() if name not in _OURS}

@@ -11,7 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .family import Family
-from .version import FIRST, VERSION, check_version
+from .version import FIRST, NOT_STOCK, VERSION, check_version
 from .wiring import Wiring
 
 # a stock plan sums these gradients itself; `tensor_parallel.py` sums those of all that ranks hold whole
@@ -39,6 +39,7 @@ class RewiredConfig(PreTrainedConfig):
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
     wiring_version: Any = VERSION
+    pretraining_tp: Any = None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -51,6 +52,10 @@ class RewiredConfig(PreTrainedConfig):
         self.wiring_version = VERSION
         self.family.check_shards(self, self.tp_shards)
         self.wiring = self.resolved_wiring.to_json()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `config.json` holds: also what keeps a stock class from running it without its wiring."""
+        return super().to_dict() | {"pretraining_tp": NOT_STOCK}
 
     @property
     def resolved_wiring(self) -> Wiring:
