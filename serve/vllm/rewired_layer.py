@@ -1,0 +1,186 @@
+"""A rewired model on vLLM's own modules: their attention, kernels, cache and weight loading; our residual stream.
+
+vLLM passes an update and the stream that it belongs to from layer to layer, so that a fused kernel adds and normalises
+them. A module that waits for a whole update reads through that kernel, as in vLLM's own layers; every other read is the
+residual stream's. Activations are [T, H], the tokens of a batch in a row, and a rank holds one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group, tensor_model_parallel_all_reduce
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
+
+from rewired.model.family import Family, Module
+from rewired.model.reductions import own, start_sums_by
+from rewired.model.residual_stream import PeekGain, ResidualStream
+from rewired.model.sharding import Shards
+from rewired.model.wiring import ModuleWiring
+
+from .checks import ends_dense, overlaps, overlaps_by_engine
+from .side_stream import SideStream
+
+
+class RewiredForCausalLM:
+    """Before vLLM's own class of a family among the bases of ours, whose `layer_type` is a `RewiredLayer`."""
+
+    layer_type: ClassVar[type[nn.Module]]
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        group = get_tp_group()
+        if (
+            current_platform.is_cuda_alike()
+            and group.world_size > 1
+            and overlaps_by_engine(vllm_config.model_config.hf_config)
+        ):
+            _put_beside_compute(group)
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=self.layer_type)  # type: ignore[call-arg]
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """The names of what is loaded. Gains that a checkpoint does not hold are at their initial value."""
+        gains = {name for name, _ in self.named_parameters() if name.endswith("_gain.weight")}
+        return super().load_weights(weights) | gains  # type: ignore[misc]
+
+
+class RewiredLayer(nn.Module):
+    """Read, norm, module, write; twice. Before vLLM's own decoder layer among the bases of a family's."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
+        super().__init__(vllm_config, prefix, config)
+        config = vllm_config.model_config.hf_config
+        layer = extract_layer_index(prefix)
+        self.family: Family = config.family
+        self.wirings = config.resolved_wiring.layers[layer]
+        self.follows_overlap = layer > 0 and config.resolved_wiring.layers[layer - 1][1].overlapped
+        self.shards = _shards()
+        self.overlap = overlaps(config)
+        for module, wiring in zip(self.family.modules, self.wirings, strict=True):
+            setattr(self, module.gain, _peek_gain(config, wiring))
+            writer = self._writer(module)
+            writer.reduce_results = False  # the stream reduces
+            writer.skip_bias_add = self.shards.ranks > 1  # a bias counts as its part on each rank
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None
+    ) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
+        stream = _received(hidden_states, residual)
+        follows_overlap = self.follows_overlap
+        for module, wiring in zip(self.family.modules, self.wirings, strict=True):
+            stock = self.get_submodule(module.path)
+            view, stream = self._read(stream, wiring, getattr(self, module.gain), getattr(self, module.norm))  # [T, H]
+            output = stock(positions=positions, hidden_states=view) if module.is_attention else stock(view)
+            stream = self._write(stream, output, self._writer(module), wiring, follows_overlap)
+            follows_overlap = wiring.overlapped
+        return _passed_on(stream, self.wirings[-1])
+
+    def _writer(self, module: Module) -> Any:
+        return getattr(self.get_submodule(module.path), module.writer.name)
+
+    def _read(
+        self, stream: ResidualStream, wiring: ModuleWiring, gain: PeekGain | None, norm: Any
+    ) -> tuple[torch.Tensor, ResidualStream]:
+        """The normalised view of a module, [T, H], and the stream after the read."""
+        update = stream.whole_update
+        if wiring.wait and not wiring.reads_shards and update is not None:
+            view, settled = norm(update, stream.settled)
+            return view, ResidualStream(settled, local=stream.local)
+        view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [1, 1, T, H] where shards differ
+        return norm(view.flatten(0, -2)), stream
+
+    def _write(
+        self, stream: ResidualStream, output: torch.Tensor, projection: Any, wiring: ModuleWiring, follows_overlap: bool
+    ) -> ResidualStream:
+        if wiring.is_rewired or wiring.overlapped:
+            output = own(output)
+        if self.shards.ranks > 1 and projection.bias is not None:
+            output = output + projection.bias / self.shards.ranks
+        output = output[None] if wiring.gives_partials else output  # [1, T, H] or [T, H]
+        stream = stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
+        if wiring.sections and ends_dense(wiring):  # quantised, so under way; what reads it next may be vLLM's own norm
+            stream = stream.arrived()
+        return stream
+
+    def _sum_at_once(
+        self, wiring: ModuleWiring, follows_overlap: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """vLLM's fastest all-reduce, where nothing hides one; it may sum in place. What is quantised has its own."""
+        if self.shards.group is None or (wiring.overlapped and self.overlap):
+            return None
+        if wiring.overlapped:
+            return _sum_for_later
+        if follows_overlap and self.overlap and self.shards.group in _side_streams:
+            return partial(sum_after_those_beside, group=self.shards.group)
+        return tensor_model_parallel_all_reduce
+
+
+def _received(hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None) -> ResidualStream:
+    """What vLLM passes from layer to layer, as a stream: at first the embedding alone."""
+    if residual is None:
+        return ResidualStream(hidden_states)
+    if isinstance(residual, ResidualStream):
+        return residual
+    return ResidualStream.with_update(residual, hidden_states)
+
+
+def _passed_on(stream: ResidualStream, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
+    """A stream as vLLM passes it on; `wiring` is that of the module that wrote it last.
+
+    A whole update that whoever comes next waits for, be it a layer, another pipeline stage or the last norm, goes the
+    way of vLLM's own.
+    """
+    if ends_dense(wiring):
+        assert stream.whole_update is not None
+        return stream.whole_update, stream.settled
+    return stream.settled, stream
+
+
+def _shards() -> Shards:
+    group = get_tp_group()
+    if group.world_size == 1:
+        return Shards(1, 1)
+    return Shards(group.world_size, 1, group.device_group.group_name)
+
+
+_side_streams: dict[str, SideStream] = {}  # by process group; on a CPU there are none
+
+
+def _put_beside_compute(group: Any) -> None:
+    name = group.device_group.group_name
+    if name not in _side_streams:
+        _side_streams[name] = SideStream(group.all_reduce, group.device)
+        start_sums_by(name, _side_streams[name].start)
+
+
+@torch.library.custom_op("rewired::sum_after_those_beside", mutates_args=())
+def sum_after_those_beside(output: torch.Tensor, group: str) -> torch.Tensor:
+    """vLLM's all-reduce at once, where a compiler might else run it beside one that is under way."""
+    _side_streams[group].join()
+    return tensor_model_parallel_all_reduce(output)
+
+
+sum_after_those_beside.register_fake(lambda output, group: torch.empty_like(output))
+
+
+def _sum_for_later(output: torch.Tensor) -> torch.Tensor:
+    return own(tensor_model_parallel_all_reduce(output))
+
+
+def _peek_gain(config: Any, wiring: ModuleWiring) -> PeekGain | None:
+    """This rank's row of a gain, [1, H]."""
+    if not wiring.reads_shards:
+        return None
+    gain = PeekGain(1, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    set_weight_attrs(gain.weight, {"weight_loader": _load_row_of_rank})
+    return gain
+
+
+def _load_row_of_rank(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+    parameter.data.copy_(loaded[get_tp_group().rank_in_group : get_tp_group().rank_in_group + 1])
