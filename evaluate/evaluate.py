@@ -14,7 +14,10 @@ from transformers import AutoConfig
 
 import rewired
 from rewired.divergence import Divergence
+from rewired.loading import loading
 from rewired.quantities import count
+from rewired.text.chat_template import templated
+from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 
@@ -22,7 +25,7 @@ from . import alpaca_eval, answers, benchmarks, harness, measure, vllm_engine
 from .answers import Earlier, Logs
 from .harness import MissingRowsError, Task
 from .measure import VLLM, PendingTask, Runner
-from .models import Model, check_together, load_tokenizer, open_model
+from .models import Model, check_together, open_model
 from .papers import load_paper
 from .results import ModelInfo, Results, average_of, compile_tasks
 from .suites import Suite, choose, load_suite
@@ -128,12 +131,15 @@ def _check_real(
     models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: EvaluateRequest, runner: Runner
 ) -> None:
     check_together(models, runner.ranks)
-    tokenizer = load_tokenizer(models[0])
+    tokenizer = load_tokenizer(models[0].folder)
     for text in texts.values():
         windows_of(text, tokenizer, measure.WINDOW, request.text_tokens)
     titles = [task.entry.title for task in tasks if task.entry.chat]
     if titles and tokenizer.chat_template is None:
         raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
+    if titles:
+        with loading(f"The chat template of {models[0].name} cannot be used"):
+            templated([{"role": "user", "content": "Hello"}], tokenizer)
     if runner.engine == VLLM and tasks:
         vllm_engine.check(
             models, runner.device_type, runner.with_dtype_of(models[0].folder).weights_dtype, runner.ranks

@@ -18,10 +18,11 @@ from transformers.utils import logging
 from rewired.divergence import Divergence, divergence
 from rewired.progress import Progress, announce
 from rewired.ranks import run_on_ranks
+from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 
 from . import answers, harness, vllm_engine
-from .models import Model, load_model, load_tokenizer
+from .models import Model, load_model
 from .suites import Entry
 
 _TIMEOUT_SECONDS = 1800.0  # of a collective: each rank scores the generations at its own pace
@@ -112,7 +113,7 @@ def run_tasks(
 
 def compare(original: Model, others: Sequence[Model], text: str, tokens: int, runner: Runner) -> list[Divergence]:
     """Each of `others` against `original` on the first `tokens` of `text`; two models are in memory at a time."""
-    windows = windows_of(text, load_tokenizer(original), WINDOW, tokens)
+    windows = windows_of(text, load_tokenizer(original.folder), WINDOW, tokens)
     loaded_original = _load(original, runner)
     divergences = []
     for other in others:
@@ -132,7 +133,7 @@ def _asked(model: Model, tokenizer_of: Model, runner: Runner) -> Iterator[Callab
         with vllm_engine.askable(model, tokenizer_of, dtype, ranks, batch_size) as asked:
             yield lambda task: asked
         return
-    tokenizer, loaded = load_tokenizer(tokenizer_of), _load(model, runner)
+    tokenizer, loaded = load_tokenizer(tokenizer_of.folder), _load(model, runner)
 
     def askable(task: harness.Task) -> Any:
         generates = any(of_harness.OUTPUT_TYPE == "generate_until" for of_harness in task.loaded.values())

@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
-from rewired.families import FAMILIES, family_of
+from rewired.checkpoint.checkpoint import check_loadable
+from rewired.families import family_of
+from rewired.loading import loading
 from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
 from rewired.sources.adapters import check_basis
-from rewired.text import tokenizer as tokenizers
+from rewired.text.tokenizer import load_tokenizer
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -62,7 +63,7 @@ def open_model(given: str) -> Model:
     if plus and Path(given).is_dir():  # a folder whose name has a +
         base, adapter = given, ""
     folder = checkpoint_folder(base)
-    _refuse_ignored_wiring(folder, base)
+    check_loadable(folder)
     name = Path(base).resolve().name if Path(base).is_dir() else base
     if not adapter:
         return Model(name, folder, None, _sha256(folder), _tokenizer_sha256(folder), given)
@@ -78,23 +79,15 @@ def check_together(models: Sequence[Model], ranks: int) -> None:
     """Raises ValueError where the models' vocabularies differ, or one cannot run on so many ranks."""
     first = models[0]
     for model in models:
-        config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
+        with loading(f"{model.name} cannot be loaded"):
+            config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
         if family := family_of(config.model_type):
             check_ranks(family, config, ranks)
-        if load_tokenizer(model).get_vocab() != load_tokenizer(first).get_vocab():
+        if load_tokenizer(model.folder).get_vocab() != load_tokenizer(first.folder).get_vocab():
             raise ValueError(
                 f"{first.name} and {model.name} have different vocabularies, so their tokens cannot be compared: "
                 "evaluate a rewired model against the one that it was made from."
             )
-
-
-def load_tokenizer(model: Model) -> Tokenizer:
-    """Raises ValueError if the checkpoint has none."""
-    try:
-        tokenizer: Tokenizer = tokenizers.load_tokenizer(model.folder)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{model.name} has no tokenizer that can be loaded: {_first_line(error)}") from None
-    return tokenizer
 
 
 def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTrainedModel:
@@ -102,12 +95,10 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
     options: dict[str, Any] = (
         {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     )
-    try:
+    with loading(f"{model.name} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model.folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{model.name} cannot be loaded: {_first_line(error)}") from error
     if ranks == 1:
         loaded = loaded.to(torch.device(device_type))
     if model.adapter is not None:
@@ -117,29 +108,13 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
     return loaded.eval()
 
 
-def _refuse_ignored_wiring(folder: Path, given: str) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    family = FAMILIES.get(config.get("model_type"))
-    if family and "wiring" in config:
-        raise ValueError(
-            f"{given} has a wiring in its config.json but says model_type {family.model_type}, so it would run as a "
-            f"dense {family.name} and ignore it: its model_type must be {family.rewired_type}."
-        )
-
-
 def _sha256(folder: Path) -> str:
     """Of a checkpoint's weights and of the files that define it, by name and content."""
     files = [folder / name for name in _DEFINING if (folder / name).is_file()]
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise ValueError(f"{folder} holds no safetensors weights.")
     return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
 
 
 def _tokenizer_sha256(folder: Path) -> str:
     files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
     return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in files).encode()).hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
+from rewired.checkpoint.checkpoint import check_loadable
 from rewired.families import family_of
+from rewired.loading import loading
 from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
 from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
@@ -47,15 +48,12 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
     if not is_first:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-    tokenizer = _load(load_tokenizer, folder)
+    tokenizer = load_tokenizer(folder)
     distributed = DistributedConfig(tp_size=ranks, tp_plan="auto")
-    model = _load(
-        AutoModelForCausalLM.from_pretrained,
-        folder,
-        trust_remote_code=False,
-        dtype=dtype,
-        distributed_config=distributed,
-    )
+    with loading(f"{folder} cannot be loaded"):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, dtype=dtype, distributed_config=distributed
+        )
     model = model if ranks > 1 else model.to(device_type)
     inputs = _encode(tokenizer, prompt).to(model.device)
     set_seed(prompt.seed)  # all ranks draw the same token
@@ -72,18 +70,11 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
 
 def _check_model(folder: Path, ranks: int) -> None:
     check_needs_no_code(folder)
-    config = _load(AutoConfig.from_pretrained, folder, trust_remote_code=False)
+    check_loadable(folder)
+    with loading(f"{folder} cannot be loaded"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if family := family_of(config.model_type):
         check_ranks(family, config, ranks)
-
-
-def _load(load: Callable[..., Any], folder: Path, **options: Any) -> Any:
-    """`load(folder)`; raises ValueError with the first line of transformers' message."""
-    try:
-        return load(folder, **options)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> Any:
@@ -92,6 +83,10 @@ def _encode(tokenizer: Any, prompt: Prompt) -> Any:
         raise ValueError("This tokenizer has no chat template: leave --chat out.")
     if prompt.chat is False or not has_template:
         return tokenizer(prompt.text, return_tensors="pt")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
+    with loading("The tokenizer's chat template cannot be used"):
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.text}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )

@@ -76,7 +76,7 @@ BAD = {
     "unknown task": (["--tasks", "pica"], "There is no task 'pica' in lm-eval 0.4.13: did you mean "),
     "no model": (["nowhere"], "There is no folder 'nowhere' here, and it is neither"),
     "no tokenizer": (["no-tokenizer"], "no-tokenizer has no tokenizer that can be loaded: "),
-    "no weights": (["no-weights"], "no-weights holds no safetensors weights."),
+    "no weights": (["no-weights"], "no-weights holds no weights: "),
     "a wiring that is not run": (["not-run"], "not-run has a wiring in its config.json but says model_type llama"),
     "another vocabulary": (["stranger"], "dense and stranger have different vocabularies"),
     "no adapter": (["ladder+dense"], "dense holds no adapter_config.json: after the + goes"),

@@ -122,7 +122,7 @@ BAD = {
         "tp_size 3000 does not divide tp_shards 3",
     ),
     "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks would take 3 GPUs and there are "),
-    "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless cannot be loaded: "),
+    "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless holds no weights: "),
     "no prompt": (["hybrid", "--prompt", ""], "--prompt is empty"),
     "dtype": (["hybrid", "--dtype", "int8"], "--dtype int8 is not known"),
     "device": (["hybrid", "--device", "abacus"], "--device abacus is not known"),

@@ -19,6 +19,7 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from rewired.families import classes, family_of, stock
+from rewired.loading import loading
 from rewired.model.family import Family
 from rewired.model.residual_stream import PeekGain
 from rewired.model.sharding import on_this_rank
@@ -37,16 +38,12 @@ class SharedWeights:
 
     def load(self, folder: Path, config: PreTrainedConfig, ranks: int) -> None:
         """Take those of the checkpoint in `folder`, of as many layers as `config` has; its gains stay what they are."""
-        model = (
-            stock(_family(config), "ForCausalLM")
-            .from_pretrained(
-                folder,
-                config=config,
-                dtype=self.dtype,
-                distributed_config=DistributedConfig(tp_size=ranks, tp_plan="auto") if ranks > 1 else None,
+        distributed = DistributedConfig(tp_size=ranks, tp_plan="auto") if ranks > 1 else None
+        with loading(f"{folder} cannot be loaded"):
+            model = stock(_family(config), "ForCausalLM").from_pretrained(
+                folder, config=config, use_safetensors=True, dtype=self.dtype, distributed_config=distributed
             )
-            .to(self.device)
-        )
+        model = model.to(self.device)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.tensors[name] = on_this_rank(parameter).detach()
 

@@ -17,6 +17,7 @@ import torch
 
 from rewired import __version__
 from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
 from rewired.progress import announce
@@ -93,12 +94,14 @@ def _find(request: BenchRequest) -> _Model:
     checkpoint = find_checkpoint(request.model)
     shape = _cut(checkpoint.shape, request.layers)
     whole = request.layers is None and checkpoint.is_rewired
+    folder = checkpoint_folder(request.model)
+    check_loadable(folder)
     return _Model(
         shape,
         {**checkpoint.config, "num_hidden_layers": shape.num_hidden_layers},
         checkpoint.wiring.to_json() if whole else [],
         checkpoint.tp_shards if whole else None,
-        checkpoint_folder(request.model),
+        folder,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rewired.families import family_of
 from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
@@ -134,6 +136,22 @@ class Checkpoint:
         return [name for name in tensors if name not in known and not name.endswith(_IGNORED)]
 
 
+def check_loadable(folder: Path) -> None:
+    """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run.
+
+    Transformers alone judges those of other families, and quantised ones.
+    """
+    config = read_json(folder / "config.json")
+    family = family_of(config.get("model_type"))
+    if family and "wiring" in config and config["model_type"] != family.rewired_type:
+        raise ValueError(
+            f"{folder} has a wiring in its config.json but says model_type {family.model_type}, so it would run as a "
+            f"dense {family.name} and ignore it: its model_type must be {family.rewired_type}."
+        )
+    if family and not config.get("quantization_config"):
+        Checkpoint.open(folder).tensors()
+
+
 def inside(folder: Path, name: str) -> Path:
     """The file `name` of `folder`, which in the hub's cache is a link to one of the repository's blobs.
 
@@ -142,7 +160,7 @@ def inside(folder: Path, name: str) -> Path:
     path, pure = folder / name, PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts:
         raise ValueError(f"'{name}' leads out of {folder}.")
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # which takes a link to itself for missing
     home = folder.resolve()
     homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
     if not any(home in target.parents for home in homes):

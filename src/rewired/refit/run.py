@@ -192,11 +192,7 @@ def load_text(config: Mapping[str, Any], source: Path, text: str, tokens: int) -
     """`tokens` tokens of `text` for the checkpoint in `source`. Raises ValueError where it has no tokenizer that loads,
     and for a text that cannot be used."""
     shape = model_config(wired_config(config, [], tp_shards=1))
-    try:
-        tokenizer = load_tokenizer(source)
-    except Exception as error:  # a broken file can raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{source} has no tokenizer that can be loaded, and a refit needs one: {reason}") from None
+    tokenizer = load_tokenizer(source, because=", and a refit needs one")
     calibration = load(text, tokenizer, tokens, shape.max_position_embeddings)
     if int(calibration.windows.max()) >= shape.vocab_size:
         raise ValueError(

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rewired.loading import loading
 
-def load_tokenizer(folder: Path) -> Any:
-    """Raises ValueError where it needs code of its own, and whatever transformers raises where it cannot be loaded."""
+
+def load_tokenizer(folder: Path, because: str = "") -> Any:
+    """Raises ValueError where there is none, it is broken or it needs code of its own; the sentence says `because`."""
     check_needs_no_code(folder)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    with loading(f"{folder} has no tokenizer that can be loaded{because}"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def check_needs_no_code(folder: Path) -> None:

@@ -176,8 +176,8 @@ def _adapters(projection: Any, inputs: torch.Tensor) -> Iterator[tuple[str, torc
         return
     for name in dict.fromkeys(names):
         if name in projection.lora_A:
-            rows = by_row and torch.tensor([each == name for each in by_row], device=inputs.device)[:, None, None]
-            yield name, rows
+            rows = [each == name for each in by_row or ()]
+            yield name, torch.tensor(rows, device=inputs.device)[:, None, None] if by_row else None
 
 
 def _names_by_row(projection: Any) -> list[str] | None:
