@@ -128,7 +128,7 @@ class Steps:
 def _dense(config: Any) -> Any:
     from transformers import LlamaConfig
 
-    ours = ("model_type", "wiring", "wiring_version", "tp_shards", "auto_map", "architectures", "problem_type")
+    ours = ("model_type", "wiring", "wiring_version", "tp_shards", "auto_map", "architectures", "pretraining_tp")
     return LlamaConfig(**{name: value for name, value in config.to_dict().items() if name not in ours})
 
 

@@ -113,7 +113,7 @@ def test_a_taken_place_is_refused_before_a_gguf_file_is_read(tmp_path: Path) -> 
 def test_the_config_says_what_was_done_and_keeps_the_rest(source: Path) -> None:
     out = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).out
     before, after = config_of(source), config_of(out)
-    changed = {"model_type", "architectures", "auto_map", "tp_shards", "wiring", "wiring_version", "problem_type"}
+    changed = {"model_type", "architectures", "auto_map", "tp_shards", "wiring", "wiring_version", "pretraining_tp"}
     assert {name: value for name, value in after.items() if name not in changed} == {
         name: value for name, value in before.items() if name not in changed
     }

@@ -92,7 +92,7 @@ def rewired_model(
 def stock_twin(model: RewiredLlamaForCausalLM) -> LlamaForCausalLM:
     """Stock Llama with the same weights."""
     config = model.config.to_dict()
-    for name in ("wiring", "wiring_version", "tp_shards", "model_type", "auto_map", "architectures", "problem_type"):
+    for name in ("wiring", "wiring_version", "tp_shards", "model_type", "auto_map", "architectures", "pretraining_tp"):
         config.pop(name, None)
     twin = LlamaForCausalLM(LlamaConfig(**config)).to(model.dtype).eval()
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("_gain.weight")}

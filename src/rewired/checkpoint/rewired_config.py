@@ -39,7 +39,7 @@ def stock_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_entries(family: Family) -> dict[str, Any]:
     """What the config of every rewired model of a family says."""
-    return {"auto_map": auto_map(family), "wiring_version": VERSION, "problem_type": NOT_STOCK}
+    return {"auto_map": auto_map(family), "wiring_version": VERSION, "pretraining_tp": NOT_STOCK}
 
 
 def auto_map(family: Family) -> dict[str, str]:
@@ -83,4 +83,4 @@ def _with_imports(module: str, seen: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _without_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in _OURS and value != NOT_STOCK}
+    return {name: 1 if value == NOT_STOCK else value for name, value in config.items() if name not in _OURS}

@@ -39,7 +39,7 @@ class RewiredConfig(PreTrainedConfig):
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
     wiring_version: Any = VERSION
-    problem_type: Any = None
+    pretraining_tp: Any = None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ class RewiredConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: also what keeps a stock class from running it without its wiring."""
-        return super().to_dict() | {"problem_type": NOT_STOCK}
+        return super().to_dict() | {"pretraining_tp": NOT_STOCK}
 
     @property
     def resolved_wiring(self) -> Wiring:
