@@ -27,7 +27,7 @@ from .model.trainable import rewired_layers
 from .preflight import CheckedStage
 from .recipe.keys import Recipe, Stage
 from .start import Start
-from .trainer.callbacks import LogBeforeSaving, MeasureDivergence
+from .trainer.callbacks import EndOfStep, MeasureDivergence
 from .trainer.sharded import ShardedTrainer
 from .trainer.trainer import AdaptTrainer
 
@@ -54,7 +54,7 @@ def make_trainer(
         args=_trainer_config(recipe, config, folder),
         train_dataset=checked.corpus.endless(),
         processing_class=checked.tokenizer,
-        callbacks=[LogBeforeSaving()],
+        callbacks=[EndOfStep()],
         losses=recipe.losses,
         **sharding,
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rewired import signals
 from rewired.cli import new_app, report_errors
 from rewired.extras import needs
+
+from .recipe import packaged
 
 _EXTRA = "adapt"
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -28,8 +32,6 @@ def add_commands(app: typer.Typer) -> None:
 
 def _list(is_asked: bool) -> None:
     if is_asked:
-        from .recipe import packaged
-
         recipes = packaged.descriptions()
         for name, description in recipes.items():
             print(f"{name:<{max(map(len, recipes))}}  {description}")
@@ -69,6 +71,7 @@ def _adapt(
     with report_errors(
         "adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."
     ):
+        packaged.find(recipe)  # raises before anything that takes long to import
         with needs(_EXTRA, "adapt"):
             from .recipe.reading import read
 
@@ -76,6 +79,9 @@ def _adapt(
         with needs(_EXTRA, "adapt"):
             from .run import adapt, is_first_rank
             from .start import original_of
+        signals.check()
+        # TRL and PEFT still call transformers' methods by these names
+        warnings.filterwarnings("ignore", "`.*gradient_checkpointing.*` is deprecated", FutureWarning)
 
         if dry_run:
             from .dry_run import describe

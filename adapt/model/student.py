@@ -35,8 +35,11 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
-    if recipe.is_sharded and recipe.tp_size == 1 and model.config.tie_word_embeddings:
-        tie(model)
+    if model.config.tie_word_embeddings:
+        if recipe.is_sharded and recipe.tp_size == 1:
+            tie(model)
+        elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
+            model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]
     if recipe.train == LORA:
         return add_lora(model, recipe)
     choose(model, recipe.train)

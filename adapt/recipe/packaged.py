@@ -11,19 +11,19 @@ FOLDER = Path(str(rewired.__file__)).parent / "recipes"
 
 
 def find(name: Path, folder: Path = Path()) -> Path:
-    """The recipe `name`: a file in `folder` or, if there is none and the name is no path, one of the package's."""
-    near = folder / name
-    packaged = FOLDER / f"{_bare(name)}.yaml"
-    is_name = name.parent == Path()
-    return packaged if is_name and not near.is_file() and packaged.is_file() else near
+    """The recipe `name`: a file in `folder` or, if there is none and the name is no path, one of the package's.
 
-
-def missing(path: Path) -> str:
-    """A sentence for a recipe that is not there, with the nearest name that is."""
-    names = [recipe.name for recipe in path.parent.glob("*.yaml")]
-    near = difflib.get_close_matches(path.name, names, 1) or difflib.get_close_matches(_bare(path), descriptions(), 1)
-    hint = f"did you mean {near[0]}?" if near else "`adapt --list` shows those that come with the package."
-    return f"There is no recipe {path}: {hint}"
+    Raises ValueError, with the nearest name that there is, if it is neither.
+    """
+    near, packaged = folder / name, FOLDER / f"{_bare(name)}.yaml"
+    if not near.is_file() and name.parent == Path() and packaged.is_file():
+        return packaged
+    if near.exists():
+        return near
+    names = [recipe.name for recipe in near.parent.glob("*.yaml")]
+    alike = difflib.get_close_matches(near.name, names, 1) or difflib.get_close_matches(_bare(near), descriptions(), 1)
+    hint = f"did you mean {alike[0]}?" if alike else "`adapt --list` shows those that come with the package."
+    raise ValueError(f"There is no recipe {near}: {hint}")
 
 
 def descriptions() -> dict[str, str]:

@@ -66,9 +66,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path} extends itself.")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(packaged.missing(path)) from None
-    except (IsADirectoryError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (IsADirectoryError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
@@ -192,7 +190,7 @@ def _yaml_keys() -> tuple[str, ...]:
 def _from_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (RecursionError, yaml.YAMLError):
         raise argparse.ArgumentTypeError(f"{text} is no YAML") from None
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: logging before checkpoints, stopping when a loss diverges, and the held-out KL."""
+"""Callbacks of the trainer: what is due at the end of a step, stopping when a loss diverges, and the held-out KL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rewired import quantities
+from rewired import quantities, signals
 from rewired.divergence import divergence
 from rewired.progress import Progress, announce
 
@@ -28,11 +28,13 @@ class DivergedError(Exception):
         self.good = good
 
 
-class LogBeforeSaving(TrainerCallback):
-    """Logs before each checkpoint, so that a resumed training logs the same means over steps."""
+class EndOfStep(TrainerCallback):
+    """Ends a run that was asked to end, and logs before each checkpoint, so that a resumed training logs the same means
+    over steps."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Logs whenever a checkpoint is due."""
+        signals.check()
         control.should_log |= control.should_save
 
     on_epoch_end = on_step_end

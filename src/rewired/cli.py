@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from . import __version__
+from . import __version__, signals
 from .ranks import RankError
 
 
@@ -96,9 +95,10 @@ def report_errors(command: str, when_interrupted: str = "interrupted.") -> Itera
 
     Exit status 2 for what a user got wrong or the disk refuses, 1 for a rank that failed, 130 for Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up as for Ctrl-C
+    signals.end_cleanly()
     try:
         yield
+        signals.check()
     except (ValueError, OSError) as error:
         _end(f"{command}: {error}", 2)
     except RankError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from . import signals
 from .extras import needs
 
 
@@ -25,6 +26,7 @@ def rewired() -> None:
 
 
 def _run(command: str, module: str, extra: str) -> None:
+    signals.end_at_once(command)
     try:
         with needs(extra, command):
             import_module(module).main()

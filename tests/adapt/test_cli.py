@@ -34,6 +34,12 @@ def test_a_missing_package_is_one_sentence(package: str, tmp_path: Path) -> None
     assert "[adapt]" in done.stderr
 
 
+def test_a_recipe_that_is_not_there_is_missed_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT.format("torch"), "nosuch"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("adapt: There is no recipe nosuch: `adapt --list` ")
+
+
 def test_recipes_are_listed_with_a_line_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,15 @@ def test_one_target_of_lora_may_be_written_as_a_word(tmp_path: Path) -> None:
     assert recipe.lora_target_modules == ["q_proj"]
 
 
+@pytest.mark.parametrize("where", ["file", "command line"])
+def test_what_is_nested_too_deep_is_refused(where: str, tmp_path: Path) -> None:
+    nested = "[" * 900 + "]" * 900
+    path = tmp_path / "r.yaml"
+    path.write_text(f"wiring: {nested if where == 'file' else 'ladder'}\nmodel: a/b\ndatasets: [c/d]\n")
+    with pytest.raises(ValueError, match="is no YAML"):
+        read(path, [] if where == "file" else ["--wiring", nested])
+
+
 def test_where_layers_are_aligned_other_losses_may_weigh_nothing(tmp_path: Path) -> None:
     weights = {"align": True, "train": "rewired", "ce_weight": 0.0}
     assert read(write(tmp_path / "r.yaml", **LEAST, **weights), [])[0].recipe.align

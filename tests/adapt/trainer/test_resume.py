@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.adapt.world import conversations, distillation, logged, train, weights, write_recipe, write_rows
+from tests.adapt.world import (
+    command,
+    conversations,
+    distillation,
+    logged,
+    make_chat,
+    train,
+    weights,
+    write_recipe,
+    write_rows,
+)
 from tests.convert.checkpoints import run
 
 SFT = pytest.param({"ce_weight": 1.0, "kd_weight": 0.0}, marks=pytest.mark.slow, id="SFT")
@@ -188,6 +198,24 @@ def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
     shutil.rmtree(train(tmp_path / "r.yaml", **keys))
     again = train(tmp_path / "r.yaml", resume=True, **keys | {"num_train_epochs": 1.0})
     assert json.loads((again / "config.json").read_text())["adapted"]["steps"] == 18
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_nothing_is_warned_of_that_a_user_could_not_mend(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Names that libraries use among themselves, and a tied head that no checkpoint holds."""
+    keys |= {"model": str(make_chat(tmp_path / "tied", tie_word_embeddings=True)), "activation_checkpointing": True}
+    recipe = write_recipe(tmp_path / "r.yaml", **keys)
+    assert command(monkeypatch, recipe) == 0
+    expected = weights(tmp_path / "out" / "final")
+    shutil.rmtree(tmp_path / "out" / "final")
+    shutil.rmtree(tmp_path / "out" / "checkpoint-4")
+    capfd.readouterr()
+    assert command(monkeypatch, recipe, "--resume") == 0
+    assert "missing keys" not in capfd.readouterr().err
+    found = weights(tmp_path / "out" / "final")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow
