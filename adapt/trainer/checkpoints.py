@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import PartialState
+from safetensors import SafetensorError
+from torch.distributed.checkpoint import CheckpointException
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 _RECORD = "adapt.json"  # the tokens that were trained on, and the other files' sizes
@@ -58,6 +62,23 @@ def newest_until(folder: Path, last: int) -> str | None:
     """The newest whole checkpoint in `folder` of step `last` or before it."""
     whole = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step(path) <= last and is_whole(path)]
     return str(max(whole, key=step)) if whole else None
+
+
+@contextmanager
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Raises a ValueError of one sentence if the disk refuses `what`, written inside, of the run in `folder`."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError, CheckpointException) as error:
+        is_torchs = "inline_container" in str(error)  # all that torch.save says of a disk
+        if isinstance(error, RuntimeError) and not is_torchs:
+            raise
+        reason = "torch.save was cut short" if is_torchs else str(error).strip().splitlines()[-1]
+        whole, _ = last_whole(folder)
+        raise ValueError(
+            f"{what} cannot be written ({reason}). Once the disk has room, the same command with --resume goes on from "
+            f"{whole or 'the beginning'}."
+        ) from None
 
 
 def step(checkpoint: Path) -> int:

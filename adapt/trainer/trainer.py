@@ -156,15 +156,20 @@ class AdaptTrainer(SFTTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint aside and moves it into place, so that it is whole or not there, whenever this process is
         killed. The newest one that is known to be good is not rotated away."""
-        out = Path(str(self.args.output_dir))
+        out, name = Path(str(self.args.output_dir)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.is_world_process_zero():
             shutil.rmtree(out / _SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
+        try:
+            with checkpoints.disk_errors(f"{out / name}", out):
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.is_world_process_zero():
+                    checkpoints.record(out / _SAVING / name, self._total_train_tokens)
+        except ValueError:
+            shutil.rmtree(out / _SAVING, ignore_errors=True)
+            raise
         if self.is_world_process_zero():
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            checkpoints.record(out / _SAVING / name, self._total_train_tokens)
             shutil.rmtree(out / name, ignore_errors=True)
             (out / _SAVING / name).rename(out / name)
             good = checkpoints.newest_until(out, self._watch.good)
