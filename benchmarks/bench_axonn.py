@@ -8,10 +8,7 @@ one of tensor parallelism on two ranks, which are two nodes.
 
 from __future__ import annotations
 
-import argparse
 import re
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,19 +25,16 @@ from bench_comm import (
     TOKENS,
     VOCABULARY,
     OnNodes,
-    Rounds,
-    environment,
-    faster,
-    in_turns,
-    llama,
+    setting,
     sharded_modules,
-    slowest,
     step,
     trained,
 )
+from page import parser, publish
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
+from turns import Seconds, faster, in_turns
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.bench.link import EmulatedLink
@@ -50,8 +44,8 @@ from rewired.comm.nodes import Nodes
 from rewired.comm.options import PRESETS
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.ranks import run_on_ranks
+from rewired.tables import markdown
 
-RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-axonn.md"
 CHECKPOINTED = "with activation checkpointing"
 Pair = tuple[str, str]  # the names of two steps: without an overlap, and with it
 ROWS_OF_TABLE: dict[tuple[str, str], Pair] = {
@@ -66,35 +60,29 @@ ROWS_OF_TABLE: dict[tuple[str, str], Pair] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", default="300mbit", help="What a node may send, as `rewired bench --link` has it.")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--rows", default="", help="A regular expression of the table's rows, such as 'OAG FSDP2'.")
-    parser.add_argument("--write", action="store_true", help=f"write results/{RESULT.name}")
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--link", default="300mbit", help="What a node may send, as `rewired bench --link` has it.")
+    made.add_argument("--rounds", type=int, default=6)
+    made.add_argument("--rows", default="", help="A regular expression of the table's rows, such as 'OAG FSDP2'.")
+    args = made.parse_args()
     rows = {row: pair for row, pair in ROWS_OF_TABLE.items() if re.search(args.rows, " ".join(row))}
     steps = {name for pair in rows.values() for name in pair}
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network, TemporaryDirectory() as folder:
         save_standard(Path(folder))
         sharded = run_on_ranks(measure_sharded, RANKS, steps, args.rounds, prepare=OnNodes(network).enter)
         parallel = run_on_ranks(measure_parallel, 2, folder, steps, args.rounds, prepare=OnNodes(network, 1).enter)
-    rounds = [one | other for one, other in zip(slowest(sharded), slowest(parallel), strict=True)]
-    report = _REPORT.format(
-        command=shlex.join(["benchmarks/bench_axonn.py", *sys.argv[1:]]),
-        environment=environment(),
-        link=args.link,
-        parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,
-        rows=ROWS,
-        tokens=TOKENS,
-        rounds=args.rounds,
-        table="\n".join(_row(*row, *pair, rounds) for row, pair in rows.items()),
-    )
-    print(report)
-    if args.write:
-        RESULT.write_text(report)
+    seconds = sharded[0] | parallel[0]
+    cells = [
+        [*row, *(f"{median(seconds[name]):.2f}" for name in pair), faster(*(seconds[name] for name in pair))]
+        for row, pair in rows.items()
+    ]
+    table = markdown(["overlap", "in", "seconds without", "with", "faster (quartiles)"], cells)
+    text = _TEXT.format(setting=setting(args.link), rounds=args.rounds) + table
+    title = "AxoNN's overlaps over a slow link: a training step with each, and without it"
+    publish(title, text, ["torch"], args.write)
 
 
-def measure_sharded(names: set[str], rounds: int) -> Rounds:
+def measure_sharded(names: set[str], rounds: int) -> Seconds:
     nodes = Nodes.of(RANKS_PER_NODE, "cpu")
     steps: dict[str, Callable[[], partial[None]]] = {
         "FSDP2": plain,
@@ -154,7 +142,7 @@ def save_standard(folder: Path) -> None:
     RewiredLlamaForCausalLM(config).save_pretrained(folder)
 
 
-def measure_parallel(folder: str, names: set[str], rounds: int) -> Rounds:
+def measure_parallel(folder: str, names: set[str], rounds: int) -> Seconds:
     config = DistributedConfig(tp_size=2, tp_plan="auto")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
     ids = torch.randint(VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -169,17 +157,7 @@ def measure_parallel(folder: str, names: set[str], rounds: int) -> Rounds:
     return in_turns({name: run for name, run in steps.items() if name in names}, rounds)
 
 
-def _row(overlap: str, where: str, without: str, with_it: str, rounds: Rounds) -> str:
-    times = " | ".join(f"{median(one[name] for one in rounds):.2f}" for name in (without, with_it))
-    return f"| {overlap} | {where} | {times} | {faster(without, with_it, rounds)} |"
-
-
-_REPORT = """# AxoNN's overlaps over a slow link: a training step with each, and without it
-
-`python {command}`, {environment}.
-
-Two network namespaces, each of which sends at most {link} to the other; a Llama of {parameters:.1f} million weights
-in float32, {rows} rows of {tokens} tokens a rank. Four gloo ranks, two a node: forward, backward, AdamW. Tensor
+_TEXT = """{setting} Tensor
 parallelism is of two ranks, one a node, with the wiring `standard`: forward and backward. Medians of {rounds}
 interleaved rounds, the slowest rank's times.
 
@@ -189,9 +167,6 @@ interleaved rounds, the slowest rank's times.
 - **Cached gathers**: a layer's second forward finds the weights that its backward gathered, or gathers once more.
 - **OAR**: the all-reduce of an input's gradient runs behind the products of the weights' gradients, or before them.
 
-| overlap | in | seconds without | with | faster (least to most) |
-|---|---|---|---|---|
-{table}
 """
 
 if __name__ == "__main__":

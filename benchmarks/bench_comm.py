@@ -9,37 +9,31 @@ the rank, which is what a step takes without a network. A time is the slowest ra
 
 from __future__ import annotations
 
-import argparse
-import platform
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from page import parser, publish
 from torch import distributed
 from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import LlamaConfig, LlamaForCausalLM
+from turns import Seconds, faster, in_turns
 
 from rewired.bench.link import EmulatedLink, EmulatedNetwork
-from rewired.bench.timing import timed
 from rewired.comm.communication import Communication
 from rewired.comm.nodes import Nodes
 from rewired.comm.options import PRESETS, Comm
 from rewired.ranks import run_on_ranks
+from rewired.tables import markdown
 
-RESULT = Path(__file__).resolve().parents[1] / "results" / "bench-comm.md"
 RANKS, RANKS_PER_NODE = 4, 2
 SIZES = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 6}
 VOCABULARY, ROWS, TOKENS = 2048, 2, 512
-Rounds = list[dict[str, float]]  # of each, the seconds of what was timed in it
 PLAIN, ALONE = "FSDP2", "no network"
 WAYS: dict[str, Comm | None] = {
     ALONE: None,
@@ -51,27 +45,31 @@ WAYS: dict[str, Comm | None] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help=f"write results/{RESULT.name}")
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
+    made.add_argument("--rounds", type=int, default=5)
+    args = made.parse_args()
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
-        rounds = slowest(run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter))
-    report = _REPORT.format(
-        command=shlex.join(["benchmarks/bench_comm.py", *sys.argv[1:]]),
-        environment=environment(),
-        link=args.link,
-        parameters=sum(weight.numel() for weight in llama().parameters()) / 1e6,
-        rows=ROWS,
-        tokens=TOKENS,
-        share=median(1 - one[ALONE] / one[PLAIN] for one in rounds),
+        seconds = run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter)[0]
+    plain, alone = seconds[PLAIN], seconds[ALONE]
+    about = _TEXT.format(
+        setting=setting(args.link),
+        share=median(1 - one / all_of_it for one, all_of_it in zip(alone, plain, strict=True)),
         rounds=args.rounds,
-        table="\n".join(_row(name, rounds) for name in WAYS),
     )
-    print(report)
-    if args.write:
-        RESULT.write_text(report)
+    cells = [[name, f"{median(seconds[name]):.2f}", faster(plain, seconds[name])] for name in WAYS]
+    table = markdown(["", "seconds", "faster than FSDP2 (quartiles)"], cells)
+    publish("A training step over a slow link: `comm` against FSDP2", about + table, ["torch"], args.write)
+
+
+def setting(link: str) -> str:
+    """In words."""
+    parameters = sum(weight.numel() for weight in llama().parameters()) / 1e6
+    return (
+        f"Four gloo ranks in two network namespaces, each of which sends at most {link} to the other; a Llama of "
+        f"{parameters:.1f}\nmillion weights in float32, {ROWS} rows of {TOKENS} tokens a rank; forward, backward, "
+        "AdamW."
+    )
 
 
 @dataclass(frozen=True)
@@ -85,22 +83,10 @@ class OnNodes:
         self.network.enter(rank // self.ranks_per_node)
 
 
-def measure(rounds: int) -> Rounds:
-    """Seconds of a step, of all ways in turns."""
+def measure(rounds: int) -> Seconds:
+    """Of a step, of all ways."""
     nodes = Nodes.of(RANKS_PER_NODE, "cpu")
-    steps = {name: step_of(name, comm, nodes) for name, comm in WAYS.items()}
-    return in_turns(steps, rounds)
-
-
-def in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> Rounds:
-    for step in steps.values():
-        step()
-    order = list(steps)
-    return [{name: timed(steps[name]) for name in (order if n % 2 else order[::-1])} for n in range(rounds)]
-
-
-def slowest(ranks: Sequence[Rounds]) -> Rounds:
-    return [{name: max(one[name] for one in of_ranks) for name in of_ranks[0]} for of_ranks in zip(*ranks, strict=True)]
+    return in_turns({name: step_of(name, comm, nodes) for name, comm in WAYS.items()}, rounds)
 
 
 def step_of(name: str, comm: Comm | None, nodes: Nodes) -> Callable[[], None]:
@@ -156,32 +142,10 @@ class LocalScatter(_Local, ReduceScatter):
         output_tensor.copy_(input_tensor.view(RANKS, -1)[distributed.get_rank()])
 
 
-def environment() -> str:
-    return f"{date.today()}; {platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
-def _row(name: str, rounds: Rounds) -> str:
-    return f"| {name} | {median(one[name] for one in rounds):.2f} | {faster(PLAIN, name, rounds)} |"
-
-
-def faster(base: str, other: str, rounds: Rounds) -> str:
-    """The median of the rounds' ratios, with the least and the most."""
-    ratios = sorted(one[base] / one[other] for one in rounds)
-    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-
-_REPORT = """# A training step over a slow link: `comm` against FSDP2
-
-`python {command}`, {environment}.
-
-Four gloo ranks in two network namespaces, each of which sends at most {link} to the other; a Llama of {parameters:.1f}
-million weights in float32, {rows} rows of {tokens} tokens a rank; forward, backward, AdamW. Medians of {rounds}
+_TEXT = """{setting} Medians of {rounds}
 interleaved rounds, the slowest rank's times. FSDP2 as it is spends {share:.0%} of a step in communication: the rest is
 what a step takes where nothing is sent. `bf16` sends 16 bits, in two hops.
 
-| | seconds | faster than FSDP2 (least to most) |
-|---|---|---|
-{table}
 """
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ links, and the commands not to import torch or transformers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -19,14 +17,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from page import parser, publish
+
 from rewired.checkpoint.shape import Shape
+from rewired.tables import markdown
 
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(sys.executable).parent  # where pip installs `convert` and `rewired`
@@ -61,27 +60,27 @@ class Row:
         limit = self.target or (math.inf, math.inf)
         return median(self.seconds) > limit[0] or max(self.megabytes) > limit[1]
 
-    def __str__(self) -> str:
-        times = " | ".join(f"{pick(self.seconds):.2f}" for pick in (min, median, max))
+    def cells(self) -> list[str]:
+        times = (f"{pick(self.seconds):.2f}" for pick in (min, median, max))
         target = f"{self.target[0]} s, {self.target[1]} MB" if self.target else "-"
-        return f"| `{self.command}` | {times} | {max(self.megabytes):.0f} | {target}{' (missed)' * self.missed} |"
+        return [f"`{self.command}`", *times, f"{max(self.megabytes):.0f}", target + " (missed)" * self.missed]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="runs of each command, after one warm-up (default 7)")
-    parser.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the checkpoints")
-    parser.add_argument("--write", action="store_true", help="also write results/bench-convert.md")
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
+    made = parser(__doc__)
+    made.add_argument("--runs", type=int, default=7, help="runs of each command, after one warm-up (default 7)")
+    made.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the checkpoints")
+    args = made.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="bench-convert-", dir=args.workdir) as folder:
         rows = [row for model in MODELS for row in bench_model(model, Path(folder), args.runs)]
         rows.append(bench(["convert", "--help"], Path(folder), args.runs))
-        text = report(rows, floor=measure(["true"], Path(folder))[1], runs=args.runs, load=load)
-    print(text)
-    if args.write:
-        (REPO / "results" / "bench-convert.md").write_text(text, encoding="utf-8")
+        floor = measure(["true"], Path(folder))[1]
+    if floor >= min(min(row.megabytes) for row in rows):
+        sys.exit(f"Peaks cannot be told apart from the {floor:.0f} MB that the measuring process itself holds.")
+    table = markdown(["command", "min s", "median s", "max s", "peak MB", "target"], [row.cells() for row in rows])
+    text = _TEXT.format(runs=args.runs, floor=floor) + table
+    publish("What `convert` costs", text, ("rewired", "typer", "rich"), args.write)
     sys.exit(any(row.missed for row in rows))
 
 
@@ -170,25 +169,11 @@ def check_links(source: Path, out: Path, shards: int) -> None:
         sys.exit(f"{len(linked)} of {out.name}'s {len(files)} weight files are hard links: {shards} should be.")
 
 
-def report(rows: Sequence[Row], floor: float, runs: int, load: float) -> str:
-    if floor >= min(min(row.megabytes) for row in rows):
-        sys.exit(f"Peaks cannot be told apart from the {floor:.0f} MB that the measuring process itself holds.")
-    packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "typer", "rich"))
-    machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, load average {load:.2f} at the start"
-    command = shlex.join(["benchmarks/bench_convert.py", *sys.argv[1:]])
-    return f"""# What `convert` costs
+_TEXT = """{runs} runs of each after a warm-up, each a fresh process, on weight files with real headers and no data. A
+peak is the largest of the runs; `true`, started the same way, shows {floor:.0f} MB. Weight files came out as hard
+links, and no command imported torch or transformers.
 
-`python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.
-
-{runs} runs of each after a warm-up, each a fresh process, on weight files with real headers and no data. A peak is the
-largest of the runs; `true`, started the same way, shows {floor:.0f} MB. Weight files came out as hard links, and no
-command imported torch or transformers.
-
-| command | min s | median s | max s | peak MB | target |
-|---|---|---|---|---|---|
-{chr(10).join(map(str, rows))}
 """
-
 
 if __name__ == "__main__":
     main()

@@ -8,28 +8,24 @@ holds one layer at a time, so memory does not grow with their number; time does.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from page import parser, publish
 from safetensors.torch import save_file
 
 from rewired.checkpoint.shape import Shape
 from rewired.convert import Request, convert
+from rewired.tables import markdown
 
 REPO = Path(__file__).resolve().parents[1]
 CONVERT = Path(sys.executable).with_name("convert")  # the installed console script
@@ -59,28 +55,26 @@ class Row:
     seconds: float
     is_spilled: bool
 
-    def __str__(self) -> str:
+    def cells(self) -> list[str]:
         activations, matrices, operations = self.stated
         estimate = matrices + activations * (not self.is_spilled)
-        cells = f"{estimate:.1f} | {self.peak:.1f} | {operations:,.0f} | {self.seconds / 60:.0f}"
-        return f"| `{self.command}` | {cells} |"
+        measured = f"{self.peak:.1f}", f"{operations:,.0f}", f"{self.seconds / 60:.0f}"
+        return [f"`{self.command}`", f"{estimate:.1f}", *measured]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wirings", nargs="*", choices=WIRINGS, default=WIRINGS)
-    parser.add_argument("--tokens", type=int, default=65_536)
-    parser.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the model (4 GB)")
-    parser.add_argument("--write", action="store_true", help="also write results/bench-refit.md")
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--wirings", nargs="*", choices=WIRINGS, default=WIRINGS)
+    made.add_argument("--tokens", type=int, default=65_536)
+    made.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the model (4 GB)")
+    args = made.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="bench-refit-", dir=args.workdir) as folder:
         make_model(Path(folder) / "llama-8b-2-layers")
         rows = [measure(wiring, args.tokens, Path(folder)) for wiring in args.wirings]
-    text = report(rows)
-    print(text)
-    if args.write:
-        (REPO / "results" / "bench-refit.md").write_text(text, encoding="utf-8")
+    headings = ["command", "estimated GB", "measured GB", "estimated TFLOP", "minutes"]
+    text = _TEXT.format(words=CONFIG["vocab_size"]) + markdown(headings, [row.cells() for row in rows])
+    publish("What a refit needs", text, ("rewired", "torch"), args.write)
     sys.exit(any(row.peak > LIMIT for row in rows))
 
 
@@ -121,7 +115,7 @@ def measure(wiring: str, tokens: int, folder: Path) -> Row:
     activations, matrices, operations = (float(number.replace(",", "")) for number in estimate.groups())
     stated = (activations, matrices, operations)
     row = Row(shlex.join(command), stated, peak, time.perf_counter() - started, is_spilled)
-    print(row, flush=True)
+    print(row.cells(), flush=True)
     return row
 
 
@@ -135,24 +129,12 @@ def anonymous(pid: int) -> float:
     return int(resident.group(1)) * 1024 / 1e9 if resident else 0.0
 
 
-def report(rows: Sequence[Row]) -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("rewired", "torch"))
-    machine = f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}"
-    command = shlex.join(["benchmarks/bench_refit.py", *sys.argv[1:]])
-    return f"""# What a refit needs
-
-`python {command}`, {date.today()}; {machine}; Python {platform.python_version()}, {packages}.
-
-A model of Llama-3.1-8B's shape with two layers, of which the last is rewired, {CONFIG["vocab_size"]:,} words and
+_TEXT = """A model of Llama-3.1-8B's shape with two layers, of which the last is rewired, {words:,} words and
 tp_shards 8; float32 on the CPU. Memory is what the process holds at its peak, files aside (weights are read from files,
 and `--spill` has activations in files, too). A refit holds one layer at a time: with 32 layers memory is the same, and
 the operations are those of the layers.
 
-| command | estimated GB | measured GB | estimated TFLOP | minutes |
-|---|---|---|---|---|
-{chr(10).join(map(str, rows))}
 """
-
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,6 @@ cut off takes nothing from the others. What a part leaves of its time, the next 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -20,26 +19,30 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from machine import environment, problem
-from report import markdown
+import torch
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
+NEEDED = (5, 23)  # of transformers
+OPTIONAL = ("triton", "trl", "liger-kernel", "flash-attn")
 OTHERS = ("ladder+peek", "parallel", "desync-4x", "partial-0.5")  # wirings
 LOG, COMPILED = "log.txt", "inductor"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """A script beside this one. `minutes` are kept for it, also where the parts before it would take more."""
 
     name: str
     minutes: float
     command: list[str]
+    outcome: str = "not reached"
+    seconds: float = 0.0
+    section: str = ""  # what it wrote; one that was cut off has measured what that shows
 
 
 def parts(device: str) -> list[Part]:
@@ -71,22 +74,20 @@ def main() -> None:
     chosen = [part for part in parts(args.device) if part.name in args.parts]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / LOG).write_text("")
-    results: dict[str, Any] = {
-        "command": shlex.join(["make", "gpu", *args.given]),
-        "commit": args.commit,
-        "environment": environment(args.device),
-        "parts": {part.name: {"status": "not reached"} for part in chosen},
-    }
     with tempfile.TemporaryDirectory(prefix="rewired-gpu-") as scratch:
         for number, part in enumerate(chosen):
             elapsed = time.monotonic() - started
             kept = 60 * sum(later.minutes for later in chosen[number + 1 :])
             limit = 60 * args.minutes - elapsed - kept
-            results["parts"][part.name] = run(part, args, Path(scratch), elapsed, limit)
-            results["seconds"] = round(time.monotonic() - started, 1)
-            write(results, args.out)
-    print(f"{results['seconds']:4.0f} s  {args.out / 'README.md'}")
-    sys.exit(any(part["status"] not in ("passed", "skipped") for part in results["parts"].values()))
+            print(f"{elapsed:4.0f} s  {part.name}: at most {limit:.0f} s", flush=True)
+            if limit < 20:
+                part.outcome = "skipped: no time was left"
+            else:
+                run(part, args, Path(scratch), limit)
+            elapsed = time.monotonic() - started
+            print(f"{elapsed:4.0f} s  {part.name}: {part.outcome}", flush=True)
+            (args.out / "README.md").write_text(page(chosen, args, elapsed), encoding="utf-8")
+    sys.exit(any(part.outcome in ("failed", "cut off") for part in chosen))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -98,7 +99,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder (default results/gpu, or build/gpu-cpu)")
     parser.add_argument("--commit", help="of this tree, where there is no git to say it")
     args = parser.parse_args()
-    args.given = sys.argv[1:]
     args.out = args.out or REPO / ("results/gpu" if args.device == "cuda" else "build/gpu-cpu")
     args.minutes = args.minutes or (9.0 if args.device == "cuda" else 30.0)
     args.commit = args.commit or commit_of_tree()
@@ -113,14 +113,28 @@ def commit_of_tree() -> str:
     return done.stdout.strip() or "unknown" if done else "unknown"
 
 
-def run(part: Part, args: argparse.Namespace, scratch: Path, elapsed: float, limit: float) -> dict[str, Any]:
-    """What came of a part: its status, its seconds, and the data that it wrote."""
-    print(f"{elapsed:4.0f} s  {part.name}: at most {limit:.0f} s", flush=True)
-    if limit < 20:
-        return {"status": "skipped", "why": "no time was left"}
-    data = scratch / f"{part.name}.json"
+def problem(device: str) -> str | None:
+    """Why nothing can be run here, None if it can."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU here; make gpu DEVICE=cpu tries everything with tiny shapes."
+    found = installed("transformers")
+    if found is None or tuple(map(int, found.split(".")[:2])) < NEEDED:
+        wanted = ".".join(map(str, NEEDED))
+        return f"transformers {wanted} is needed and {found or 'none'} is here: CONTRIBUTING.md says how to bring it."
+    return None
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def run(part: Part, args: argparse.Namespace, scratch: Path, limit: float) -> None:
+    section = scratch / f"{part.name}.md"
     script, *options = part.command
-    command = [sys.executable, str(HERE / script), *options, "--device", args.device, "--data", str(data)]
+    command = [sys.executable, str(HERE / script), *options, "--device", args.device, "--section", str(section)]
     started = time.monotonic()
     with (args.out / LOG).open("a") as output:
         output.write(f"\n=== {part.name}: {shlex.join([script, *options])}\n")
@@ -130,21 +144,18 @@ def run(part: Part, args: argparse.Namespace, scratch: Path, elapsed: float, lim
             start_new_session=True,
         )  # fmt: skip
         try:
-            status = "failed" if process.wait(limit) else "passed"
+            part.outcome = "failed" if process.wait(limit) else "passed"
         except subprocess.TimeoutExpired:
-            status = "cut off"
+            part.outcome = "cut off"
         finally:
             end(process)
-    if status == "cut off":
+    if part.outcome == "cut off":
         shutil.rmtree(scratch / COMPILED, ignore_errors=True)  # the next parts' compilers would load half a file
-    outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
-    if data.exists():
-        outcome["data"] = json.loads(data.read_text())
-    if status != "passed":
+    part.seconds = time.monotonic() - started
+    part.section = section.read_text(encoding="utf-8") if section.exists() else ""
+    if part.outcome != "passed":
         last = (args.out / LOG).read_text(errors="replace").splitlines()[-15:]
         print("\n".join(f"        {line}" for line in last))
-    print(f"{elapsed + outcome['seconds']:4.0f} s  {part.name}: {status}", flush=True)
-    return outcome
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -170,18 +181,31 @@ def surroundings(device: str, scratch: Path) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": "lo",
     }
     if device == "cpu":
-        changes |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }  # threads would wait for a busy machine's others
+        # threads would wait for a busy machine's others
+        changes |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         if find_spec("triton"):
             changes["TRITON_INTERPRET"] = "1"
     return os.environ | changes
 
 
-def write(results: dict[str, Any], out: Path) -> None:
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(markdown(results), encoding="utf-8")
+def page(chosen: list[Part], args: argparse.Namespace, seconds: float) -> str:
+    """The parts' outcomes and sections, and where they ran."""
+    sys.path.insert(0, str(REPO / "src"))  # rewired need not be installed here
+    from rewired.bench.environment import environment
+    from rewired.tables import markdown
+
+    facts = environment(args.device) | {name: found for name in OPTIONAL if (found := installed(name))}
+    where = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("date", "device"))
+    title = "On a GPU" if args.device == "cuda" else "A trial of `make gpu` without a GPU: these figures say nothing"
+    command = shlex.join(["make", "gpu", *sys.argv[1:]])
+    outcomes = [[part.name, part.outcome, f"{part.seconds:.0f}"] for part in chosen]
+    blocks = [
+        f"# {title}\n",
+        f"`{command}`, {facts['date']}, commit {args.commit}; {facts['device']}; {where}. {seconds:.0f} s in all.\n",
+        markdown(["part", f"outcome ([log]({LOG}))", "s"], outcomes),
+        *(part.section for part in chosen if part.section),
+    ]
+    return "\n".join(blocks)
 
 
 if __name__ == "__main__":

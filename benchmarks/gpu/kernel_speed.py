@@ -6,44 +6,43 @@ the sum. A layer's weights and gradients as two nodes of eight ranks send them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 import torch
-from part import parser, progress, save
-from speed import settle
+from part import parser, progress, write
 
+from rewired.bench.timing import timed
 from rewired.comm import packing
 from rewired.comm.packing import Layout, Packing
 from rewired.model import kernels
 from rewired.model.payload import Section
 from rewired.model.quantised_reduction import _add_up, _pack, _unpack
+from rewired.tables import markdown
 
 RANKS = 8
 ROUNDS = 15
+GOAL = 0.7  # of a copy's bandwidth
+HEADINGS = ("step", "bits", "MB", "ms", "of a copy's bandwidth", "ms, eager")
 
 Run = Callable[[], Any]
 Step = tuple[str, Run, Sequence[torch.Tensor]]  # what it does, and what it reads
 
 
 def main() -> None:
-    args = arguments()
-    data: dict[str, Any] = {"tokens": args.tokens, "hidden": args.hidden, "weights": args.weights, "rows": []}
-    for bits in (8, 4):
-        for name, run, read in [*payload_steps(args, bits), *comm_steps(args, bits)]:
-            data["rows"].append({"step": name, "bits": bits} | measured(run, read, args.device))
-            progress(f"{name}, {bits} bits: {data['rows'][-1]['of_a_copy']:.0%} of a copy's bandwidth")
-            save(data, args.data)
-
-
-def arguments() -> Any:
     made = parser(__doc__)
     made.add_argument("--tokens", type=int, default=4096, help="(default 4096)")
     made.add_argument("--hidden", type=int, default=8192, help="channels of a payload (default 8192)")
     made.add_argument("--weights", type=int, default=1 << 27, help="numbers of a layer (default 2^27)")
-    return made.parse_args()
+    args = made.parse_args()
+    rows = []
+    for bits in (8, 4):
+        for name, run, read in [*payload_steps(args, bits), *comm_steps(args, bits)]:
+            rows.append([name, str(bits), *measured(run, read, args.device)])
+            progress(" ".join(rows[-1]))
+            text = TEXT.format(args=args, goal=GOAL)
+            write(args.section, "## Kernels of what is quantised", text, markdown(HEADINGS, rows))
 
 
 def payload_steps(args: Any, bits: int) -> Iterator[Step]:
@@ -87,40 +86,33 @@ def comm_steps(args: Any, bits: int) -> Iterator[Step]:
     yield "comm: unpack and add up gradients", lambda: packing.add_up(sent, packing=halves), [sent]
 
 
-def measured(run: Run, read: Sequence[torch.Tensor], device: str) -> dict[str, Any]:
-    """Medians of interleaved rounds: the kernel, a copy of as many bytes, the function in eager mode."""
-    found = tensors(run())
+def measured(run: Run, read: Sequence[torch.Tensor], device: str) -> list[str]:
+    """Cells, of medians of interleaved rounds: the kernel, a copy of as many bytes, the function in eager mode."""
+    found = run()
+    found = [found] if isinstance(found, torch.Tensor) else found
     size = sum(tensor.nbytes for tensor in [*read, *found])
     source = torch.randint(256, (size // 2,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
-    def eager() -> Any:
+    def eager() -> None:
         devices, kernels._DEVICES = kernels._DEVICES, set()
         try:
-            return run()
+            run()
         finally:
             kernels._DEVICES = devices
 
-    same = all(torch.equal(one, other) for one, other in zip(tensors(run()), tensors(eager()), strict=True))
     turns = [run, lambda: target.copy_(source), eager]
-    rounds = [[seconds(each, device) for each in turns] for _ in range(ROUNDS)]
-    kernel, copy, plain = (median(times) for times in zip(*rounds, strict=True))
-    ratio = median(copy / kernel for kernel, copy, _ in rounds)
-    return {"bytes": size, "kernel": kernel, "copy": copy, "eager": plain, "of_a_copy": ratio, "same": same}
+    for each in turns:
+        each()
+    rounds = [[timed(each) for each in turns] for _ in range(ROUNDS)]
+    kernel, _, plain = (median(times) for times in zip(*rounds, strict=True))
+    share = median(copy / kernel for kernel, copy, _ in rounds)
+    return [f"{size / 1e6:.1f}", f"{1e3 * kernel:.3g}", f"{share:.0%}", f"{1e3 * plain:.3g}"]
 
 
-def tensors(values: Any) -> list[torch.Tensor]:
-    """Copies, as what a kernel writes to may be written to again."""
-    return [values.clone()] if isinstance(values, torch.Tensor) else [each.clone() for each in values]
-
-
-def seconds(run: Run, device: str) -> float:
-    settle(device)
-    started = time.perf_counter()
-    run()
-    settle(device)
-    return time.perf_counter() - started
-
+TEXT = """A payload of {args.tokens:,} tokens of {args.hidden:,} channels in bfloat16 on one of eight ranks; a layer of
+{args.weights:,} weights on one of two nodes' sixteen. MB are what goes in and comes out, and a copy is of as many;
+medians, and that of the rounds' own ratios, all three in turns. The goal is {goal:.0%} of a copy's bandwidth."""
 
 if __name__ == "__main__":
     main()

@@ -1,12 +1,10 @@
-"""What the parts share: their arguments, what they write, and a random checkpoint to work on."""
+"""What the parts share: their arguments, the section of the page that they write, and a random checkpoint."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 STARTED = time.monotonic()
 
@@ -14,15 +12,15 @@ STARTED = time.monotonic()
 def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default cuda)")
-    made.add_argument("--data", type=Path, required=True, help="the JSON file to write")
+    made.add_argument("--section", type=Path, required=True, help="the file to write: Markdown")
     return made
 
 
-def save(data: dict[str, Any], file: Path) -> None:
+def write(section: Path, *blocks: str) -> None:
     """Whole or not at all, however this process ends."""
-    scratch = file.with_suffix(".partial")
-    scratch.write_text(json.dumps(data))
-    scratch.replace(file)
+    scratch = section.with_suffix(".partial")
+    scratch.write_text("\n\n".join(block.strip() for block in blocks) + "\n", encoding="utf-8")
+    scratch.replace(section)
 
 
 def progress(line: str) -> None:

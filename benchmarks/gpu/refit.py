@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from part import parser, progress, random_checkpoint, random_tokens, save
+from part import parser, progress, random_checkpoint, random_tokens, write
 
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.convert import RefitRequest, Request, convert
+from rewired.tables import markdown
 
 PRESETS = ("ladder", "desync")  # of the upper half; the shards of the second see different things
+HEADINGS = ("wiring", "tokens", "walk, s", "all, s", "passes", "KL converted", "KL refitted")
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     made.add_argument("--tokens", type=int, default=65_536, help="to calibrate on (default 65,536)")
     args = made.parse_args()
     layers = named_shapes()[args.model].num_hidden_layers
-    data: dict[str, Any] = {"model": args.model, "tokens": args.tokens, "layers": layers, "rows": []}
+    rows = []
     with TemporaryDirectory(prefix="rewired-refit-") as folder:
         scratch = Path(folder)
         source = random_checkpoint(args.model, scratch / "model", args.device)
@@ -32,13 +33,13 @@ def main() -> None:
         for preset in PRESETS:
             wiring = [{"layers": f"{layers // 2}-", "preset": preset}]
             request = Request(wiring, refit=RefitRequest(str(text), args.tokens))
-            data["rows"].append({"preset": preset, **measured(source, scratch / preset, request)})
-            save(data, args.data)
-            progress(f"{preset}: {data['rows'][-1]}")
+            rows.append([preset, *measured(source, scratch / preset, request)])
+            write(args.section, f"## Refit, {args.model}", TEXT.format(layers=layers), markdown(HEADINGS, rows))
+            progress(str(rows[-1]))
 
 
-def measured(source: Path, out: Path, request: Request) -> dict[str, float]:
-    """Seconds of the walk over the layers, and of the whole command, which reads, hashes and writes the weights."""
+def measured(source: Path, out: Path, request: Request) -> list[str]:
+    """Cells. The walk over the layers is timed, and the whole command, which reads, hashes and writes the weights."""
     times = {"start": 0.0, "end": 0.0}
 
     def note(name: str) -> None:
@@ -47,16 +48,15 @@ def measured(source: Path, out: Path, request: Request) -> dict[str, float]:
     started = time.perf_counter()
     done = convert(source, out, request, on_cost=lambda _: note("start"), on_layer=lambda *_: note("end"))
     whole = time.perf_counter() - started
-    assert done.refit is not None
-    return {
-        "layers_seconds": times["end"] - times["start"],
-        "seconds": whole,
-        "tokens": done.refit.calibration.tokens,
-        "passes": done.refit.passes or 0.0,
-        "kl_converted": done.refit.before.kl,
-        "kl": done.refit.after.kl,
-    }
+    refit = done.refit
+    assert refit is not None
+    seconds = (f"{value:.1f}" for value in (times["end"] - times["start"], whole, refit.passes or 0.0))
+    return [f"{refit.calibration.tokens:,}", *seconds, f"{refit.before.kl:.3g}", f"{refit.after.kl:.3g}"]
 
+
+TEXT = """The upper half of {layers} layers of random weights, on windows of random tokens. The walk is the refit
+itself, and all seconds those of `convert`, which also reads, hashes and writes the weights; the first one pays for what
+it loads. Passes are forward passes of the original over the same tokens."""
 
 if __name__ == "__main__":
     main()

@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
-from part import parser, save
+from part import parser, write
+
+from rewired.tables import markdown
 
 PATHS = ["tests/gpu", "tests/adapt/losses/test_liger.py"]
 MOST_WORKERS = 6
 
 
 class Outcomes:
-    """A pytest plugin that keeps a file of outcomes up to date."""
+    """A pytest plugin that keeps the section up to date: a line for each file, and one for each failure or reason."""
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.outcomes: dict[str, dict[str, str]] = {}
+    def __init__(self, section: Path) -> None:
+        self.section = section
+        self.found = Counter[tuple[str, str, str]]()  # a file or test, an outcome, why
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self.note(report.nodeid, report)
+            self.note(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self.note(report.nodeid, report)
+            self.note(report)
 
-    def note(self, name: str, report: Any) -> None:
-        why = ""
+    def note(self, report: Any) -> None:
+        name, why = report.nodeid.split("::")[0], ""
         if report.outcome == "skipped":
             why = report.longrepr[2].removeprefix("Skipped: ")
         elif report.outcome == "failed":
             crash = getattr(report.longrepr, "reprcrash", None)
-            why = (crash.message if crash else str(report.longrepr)).strip().splitlines()[0]
-        self.outcomes[name] = {"outcome": report.outcome, "why": why}
-        save({"outcomes": self.outcomes}, self.file)
+            name, why = report.nodeid, (crash.message if crash else str(report.longrepr)).strip().splitlines()[0]
+        self.found[name, report.outcome, why] += 1
+        rows = [[name, outcome, str(count), why] for (name, outcome, why), count in sorted(self.found.items())]
+        write(self.section, "## Tests", markdown(["file", "outcome", "tests", "why"], rows))
 
 
 def main() -> None:
@@ -46,7 +51,7 @@ def main() -> None:
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) // 2) if find_spec("xdist") else 1
     spread = ["--numprocesses", str(workers), "--dist", "loadgroup"] if workers > 1 else []
     options = ["-m", "gpu", "--device", args.device, "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    sys.exit(pytest.main([*PATHS, *options, *spread, "--durations=15", "-ra"], plugins=[Outcomes(args.data)]))
+    sys.exit(pytest.main([*PATHS, *options, *spread, "--durations=15", "-ra"], plugins=[Outcomes(args.section)]))
 
 
 if __name__ == "__main__":

@@ -6,47 +6,51 @@ no model can be faster than those bytes over the measured bandwidth of a copy.
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
-from part import parser, progress, save
+from part import parser, progress, write
 
+from rewired.bench.report import READING, tables, verdicts
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import bench
+from rewired.bench.timing import timed
 from rewired.checkpoint.memory import cache_bytes, weight_bytes
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.checkpoint.shape import Shape
+from rewired.tables import markdown
 
 ITEM = 2  # bytes of a bfloat16
+GOAL = 0.85  # of the bound, for compiled decoding
 
 
 def main() -> None:
-    args = arguments()
-    shape = named_shapes()[args.model]
-    data: dict[str, Any] = {"model": args.model, "prompt": args.prompt, "new": args.new, "rounds": args.rounds}
-    data["bandwidth"] = copy_bandwidth(args.device)
-    data["bytes_per_token"] = bytes_per_token(shape, args.prompt, args.new)
-    progress(f"a copy moves {data['bandwidth'] / 1e12:.3f} TB/s, read and written")
-    request = BenchRequest(
-        args.model, tuple(args.wirings), prompt=args.prompt, new=args.new, rounds=args.rounds, device=args.device
-    )
-    with TemporaryDirectory(prefix="rewired-speed-") as scratch:
-        data["rows"] = bench(request, [1], [1], Path(scratch))["rows"]
-    save(data, args.data)
-
-
-def arguments() -> Any:
     made = parser(__doc__)
     made.add_argument("model", choices=list(named_shapes()))
     made.add_argument("--wirings", nargs="+", required=True, help="beside stock and standard")
     made.add_argument("--prompt", type=int, default=2048, help="tokens of a prefill (default 2048)")
     made.add_argument("--new", type=int, default=32, help="tokens decoded in one timed run (default 32)")
     made.add_argument("--rounds", type=int, default=7, help="(default 7)")
-    return made.parse_args()
+    args = made.parse_args()
+    bandwidth = copy_bandwidth(args.device)
+    if args.device == "cuda":
+        torch.cuda.empty_cache()  # the ranks of the bench are other processes
+    size = bytes_per_token(named_shapes()[args.model], args.prompt, args.new)
+    progress(f"a copy moves {bandwidth / 1e12:.3f} TB/s, read and written")
+    request = BenchRequest(
+        args.model, tuple(args.wirings), prompt=args.prompt, new=args.new, rounds=args.rounds, device=args.device
+    )
+    with TemporaryDirectory(prefix="rewired-speed-") as scratch:
+        results = bench(request, [1], [1], Path(scratch))
+    shares = {row["wiring"]: size / bandwidth / row["decode_compiled_seconds"] for row in results["rows"]}
+    bounds = [f"{name}, compiled, of the bound: {share:.0%} (goal {GOAL:.0%})" for name, share in shares.items()]
+    text = TEXT.format(args=args, size=size / 1e9, bandwidth=bandwidth / 1e12, bound=1e3 * size / bandwidth)
+    measured = [markdown(table.headings, table.rows) for table in tables(results)]
+    lines = "\n".join(f"- {line}" for line in [*verdicts(results), *bounds])
+    write(args.section, f"## Speed, {args.model}", f"{text} {READING}", *measured, lines)
 
 
 def bytes_per_token(shape: Shape, prompt: int, new: int) -> float:
@@ -60,24 +64,14 @@ def copy_bandwidth(device: str, repeats: int = 20) -> float:
     size = (1 << 31) if device == "cuda" else (1 << 27)
     source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    target.copy_(source)
-    times = []
-    for _ in range(repeats):
-        settle(device)
-        started = time.perf_counter()
-        target.copy_(source)
-        settle(device)
-        times.append(time.perf_counter() - started)
-    del source, target
-    if device == "cuda":
-        torch.cuda.empty_cache()  # the ranks of the bench are other processes
-    return 2 * size / median(times)
+    copy = partial(target.copy_, source)
+    copy()
+    return 2 * size / median(timed(copy) for _ in range(repeats))
 
 
-def settle(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
+TEXT = """Batch 1, a prompt of {args.prompt} tokens, {args.new} new ones, {args.rounds} rounds, random bfloat16 weights.
+A token takes {size:.2f} GB of weights and cache, and a copy moves {bandwidth:.3f} TB/s: no token can take less than
+{bound:.3g} ms, the bound."""
 
 if __name__ == "__main__":
     main()

@@ -1,102 +1,72 @@
 """Tokens per second of a training step, SFT and distillation, with and without liger-kernel, against TRL's SFT.
 
-Random weights in float32, under bfloat16 autocast on a GPU; rows of random tokens; forward, backward and AdamW. The
-trainings run one after another, since two do not always fit into memory together; TRL's runs once more near the end.
+Random weights, rows of random tokens; forward, backward and AdamW. The trainings run one after another, since two do
+not always fit into memory together; TRL's runs once more near the end.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from datasets import Dataset
-from part import parser, progress, random_checkpoint, random_tokens, save
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from part import parser, progress, random_checkpoint, random_tokens, write
 from transformers.utils import logging
-from trl import SFTConfig, SFTTrainer
 
-import rewired  # noqa: F401 - registers the rewired classes
-from benchmarks.training_step import Step, step_of
-from rewired.adapt.losses import liger, token_loss
-from rewired.adapt.losses.distillation import add_losses
-from rewired.adapt.losses.token_loss import TokenLoss
-from rewired.adapt.model.teacher import beside
-from rewired.adapt.model.trainable import choose, rewired_layers
-from rewired.adapt.trainer.trainer import AdaptTrainer
+from benchmarks.trainings import Step, Trainings
+from rewired.adapt.losses import liger
+from rewired.bench.timing import timed
 from rewired.checkpoint.named_shapes import named_shapes
-from rewired.convert import Request, convert
+from rewired.tables import markdown
 
 WARM_UP = 3
 BATCHES = 4  # of different rows, in turns
+STOCK = "SFT, stock Llama, TRL"
+HEADINGS = ("training", "liger-kernel", "tokens/s", "peak GB")
+Training = tuple[str, Callable[[], Step], bool]  # its name, and whether liger-kernel takes part
 
 
 def main() -> None:
-    args = arguments()
-    logging.disable_progress_bar()
-    data: dict[str, Any] = {"model": args.model, "rows_per_step": args.rows, "length": args.length, "steps": args.steps}
-    data["rows"] = []
-    with TemporaryDirectory(prefix="rewired-training-") as folder:
-        trainings = Trainings(args, Path(folder))
-        progress("the models are written")
-        for name, make, uses_liger in trainings.all():
-            data["rows"].append({"training": name, "liger": uses_liger} | tried(make, uses_liger, args))
-            save(data, args.data)
-            progress(str(data["rows"][-1]))
-            release()
-    sys.exit(any("failed" in row for row in data["rows"]))
-
-
-def arguments() -> Any:
     made = parser(__doc__)
     made.add_argument("model", choices=list(named_shapes()))
     made.add_argument("--rows", type=int, default=4, help="of a batch (default 4)")
     made.add_argument("--length", type=int, default=1024, help="tokens of a row (default 1024)")
     made.add_argument("--steps", type=int, default=12, help="that are timed (default 12)")
-    return made.parse_args()
+    args = made.parse_args()
+    logging.disable_progress_bar()
+    rows, failed = [], False
+    with TemporaryDirectory(prefix="rewired-training-") as folder:
+        for name, make, uses_liger in trainings(args, Path(folder)):
+            try:
+                missing = liger.missing(torch.device(args.device)) if uses_liger else None
+                measured = [f"skipped: {missing}", ""] if missing else measure(make(), args)
+            except Exception as error:  # the others go on
+                traceback.print_exc()
+                failed, measured = True, [f"failed: {type(error).__name__}: {error}".splitlines()[0], ""]
+            rows.append([name, "yes" if uses_liger else "no", *measured])
+            write(args.section, f"## Training, {args.model}", TEXT.format(args=args), markdown(HEADINGS, rows))
+            progress(" ".join(rows[-1]))
+            release()
+    sys.exit(failed)
 
 
-def tried(make: Callable[[], Step], uses_liger: bool, args: Any) -> dict[str, Any]:
-    """What is measured of a training, or why nothing is; the others go on."""
-    why = liger.missing(torch.device(args.device)) if uses_liger else None
-    if why:
-        return {"skipped": why}
-    try:
-        return measure(make(), args)
-    except Exception as error:
-        traceback.print_exc()
-        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
-
-
-def measure(step: Step, args: Any) -> dict[str, Any]:
+def measure(step: Step, args: Any) -> list[str]:
+    """Cells: tokens per second with their quartiles, and the peak of memory."""
     for _ in range(WARM_UP):
         step()
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(args.steps):
-        settle(args.device)
-        started = time.perf_counter()
-        step()
-        settle(args.device)
-        seconds.append(time.perf_counter() - started)
-    tokens = args.rows * args.length
-    slow, middle, fast = (tokens / value for value in reversed(quantiles(seconds, n=4, method="inclusive")))
-    memory = {"peak_bytes": torch.cuda.max_memory_allocated()} if args.device == "cuda" else {}
-    return {"tokens_per_second": middle, "quartiles": [slow, fast], **memory}
-
-
-def settle(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    seconds = [timed(step) for _ in range(args.steps)]
+    low, middle, high = (args.rows * args.length / each for each in quantiles(seconds, n=4, method="inclusive")[::-1])
+    memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if args.device == "cuda" else ""
+    return [f"{middle:,.0f} ({low:,.0f} to {high:,.0f})", memory]
 
 
 def release() -> None:
@@ -105,80 +75,31 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-@dataclass
-class Trainings:
-    """Trainings of which one step can be run, each made when its turn comes."""
+def trainings(args: Any, folder: Path) -> list[Training]:
+    """Of our own trainings liger-kernel takes part in distillation only."""
+    source = random_checkpoint(args.model, folder / "model", args.device)
+    rows = random_tokens(args.model, BATCHES * args.rows, args.length)
+    progress("the model is written")
+    ours = Trainings(source, rows, args.rows, args.device, folder)
+    ladder = ("ladder", f"{named_shapes()[args.model].num_hidden_layers // 2}-")
+    # last, since TRL's kernels replace functions of transformers for good; Triton's interpreter takes none of them
+    fused = [(STOCK, partial(ours.stock, True), True)] if args.device == "cuda" else []
+    return [
+        (STOCK, ours.stock, False),
+        ("SFT, standard, adapt", partial(ours.sft, "standard", "0-"), False),
+        ("SFT, ladder of the upper half, adapt", partial(ours.sft, *ladder), False),
+        ("distillation, all weights", partial(ours.distillation, *ladder, "all"), False),
+        ("distillation, all weights", partial(ours.distillation, *ladder, "all", liger.token_loss), True),
+        ("distillation, rewired layers", partial(ours.distillation, *ladder, "rewired"), False),
+        ("distillation, rewired layers", partial(ours.distillation, *ladder, "rewired", liger.token_loss), True),
+        (f"{STOCK}, again", ours.stock, False),
+        *fused,
+    ]
 
-    args: Any
-    folder: Path
 
-    def __post_init__(self) -> None:
-        self.source = random_checkpoint(self.args.model, self.folder / "model", self.args.device)
-        half = named_shapes()[self.args.model].num_hidden_layers // 2
-        wirings = {"standard": "0-", "ladder": f"{half}-"}
-        self.wired = {
-            preset: convert(self.source, self.folder / preset, Request([{"layers": layers, "preset": preset}])).out
-            for preset, layers in wirings.items()
-        }
-        self.tokenizer = AutoTokenizer.from_pretrained(self.source)
-        rows = random_tokens(self.args.model, BATCHES * self.args.rows, self.args.length)
-        self.rows = Dataset.from_dict({"input_ids": rows, "labels": rows})
-
-    def all(self) -> list[tuple[str, Callable[[], Step], bool]]:
-        """Names, and whether liger-kernel takes part. Of our own trainings it does so in distillation only."""
-        stock = "SFT, stock Llama, TRL"
-        # last, since TRL's kernels replace functions of transformers for good; Triton's interpreter takes none of them
-        fused = [(stock, lambda: self.stock(True), True)] if self.args.device == "cuda" else []
-        return [
-            (stock, self.stock, False),
-            ("SFT, standard, adapt", lambda: self.sft("standard"), False),
-            ("SFT, ladder of the upper half, adapt", lambda: self.sft("ladder"), False),
-            ("distillation, all weights", lambda: self.distillation("all", token_loss.token_loss), False),
-            ("distillation, all weights", lambda: self.distillation("all", liger.token_loss), True),
-            ("distillation, rewired layers", lambda: self.distillation("rewired", token_loss.token_loss), False),
-            ("distillation, rewired layers", lambda: self.distillation("rewired", liger.token_loss), True),
-            (f"{stock}, again", self.stock, False),
-            *fused,
-        ]
-
-    def stock(self, uses_liger: bool = False) -> Step:
-        model = self.load(self.source)
-        arguments = self.arguments(use_liger_kernel=uses_liger)
-        return step_of(SFTTrainer(model, arguments, train_dataset=self.rows, processing_class=self.tokenizer))
-
-    def sft(self, preset: str) -> Step:
-        model = self.load(self.wired[preset])
-        choose(model, "all")
-        return step_of(AdaptTrainer(model, self.arguments(), train_dataset=self.rows, processing_class=self.tokenizer))
-
-    def distillation(self, train: str, kernels: Callable[..., Any]) -> Step:
-        """Of the ladder, by KL alone."""
-        model = self.load(self.wired["ladder"])
-        choose(model, train)
-        trainer = AdaptTrainer(
-            model, self.arguments(), train_dataset=self.rows, processing_class=self.tokenizer, losses=["ce", "kd"]
-        )
-        dtype = torch.bfloat16 if self.args.device == "cuda" else None
-        teacher = beside(model, self.source, dtype=dtype)
-        add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config), kernels)
-        return step_of(trainer)
-
-    def load(self, folder: Path) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.args.device)
-
-    def arguments(self, **options: Any) -> SFTConfig:
-        is_gpu = self.args.device == "cuda"
-        return SFTConfig(
-            output_dir=str(self.folder / "out"),
-            per_device_train_batch_size=self.args.rows,
-            use_cpu=not is_gpu,
-            bf16=is_gpu,
-            activation_checkpointing=False,
-            max_length=None,
-            report_to="none",
-            **options,
-        )
-
+TEXT = """Random float32 weights, on GPUs under bfloat16 autocast; {args.rows} rows of {args.length} tokens a step:
+forward, backward, AdamW; the median of {args.steps} steps and its quartiles. `adapt` has liger-kernel's losses where an
+original teaches, and not in SFT."""
 
 if __name__ == "__main__":
     main()
