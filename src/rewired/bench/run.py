@@ -55,7 +55,7 @@ def bench(
     for tp in tp_sizes:
         model.shape.check_shards(tp, "--tp")
         check_memory(request, model.shape, tp, max(batches), len(rivals))
-    if out.exists() and not out.is_dir():
+    if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
     measured = CellFile(out, request, content)
