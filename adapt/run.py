@@ -36,9 +36,11 @@ from .recipe import checks
 from .recipe.keys import NO_REFIT, Stage
 from .save import save
 from .start import prepare
-from .trainer import checkpoints, run_lock, run_manifest
+from .trainer import checkpoints, other_ranks, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
+
+_ALONE = 36_000.0  # seconds that the other ranks wait where the first one works alone, in a refit for example
 
 
 def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[..., None] = lambda *_: None) -> Path:
@@ -50,7 +52,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     """
     out = Path(str(stages[0].config.output_dir))
     run_manifest.check_free(out, resume=True)  # more of it is asked once nobody else writes there
-    with run_lock.locked(out):
+    with run_lock.locked(out), other_ranks.errors():
         return _adapt(stages, out, resume, on_layer)
 
 
@@ -62,6 +64,7 @@ def is_first_rank() -> bool:
 def _adapt(stages: Sequence[Stage], out: Path, resume: bool, on_layer: Callable[..., None]) -> Path:
     """`adapt` in `out`, which no other run writes."""
     state = PartialState()
+    other_ranks.wait_for(_ALONE)
     run_manifest.check_free(out, resume)
     for stage in stages:
         checks.check_devices(stage, state.num_processes)
@@ -116,6 +119,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_laye
 
 def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
     """Train all steps that are left after `checkpoint`. Raises ValueError for a loss that diverges."""
+    other_ranks.wait_for(float(trainer.args.ddp_timeout))
     try:
         if not (checkpoint and trainer.load_finished(checkpoint)):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -126,6 +130,7 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
         raise ValueError(
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
+    other_ranks.wait_for(_ALONE)
 
 
 def _free_memory() -> None:

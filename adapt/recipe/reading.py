@@ -130,7 +130,6 @@ def _defaults(path: Path) -> dict[str, Any]:
         "output_dir": f"out/{path.stem}",
         "assistant_only_loss": True,
         "ddp_find_unused_parameters": False,  # every parameter that is trained is used in every step
-        "ddp_timeout": 36_000,  # seconds that other ranks wait while the first one refits and tokenises
         "activation_checkpointing": True,  # TRL's default, by its new name
     }
     if not torch.cuda.is_available():
