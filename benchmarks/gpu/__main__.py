@@ -191,7 +191,7 @@ def surroundings(device: str, scratch: Path) -> dict[str, str]:
 def page(chosen: list[Part], args: argparse.Namespace, seconds: float) -> str:
     """The parts' outcomes and sections, and where they ran."""
     sys.path.insert(0, str(REPO / "src"))  # rewired need not be installed here
-    from rewired.bench.environment import environment
+    from rewired.bench.run import environment
     from rewired.tables import markdown
 
     facts = environment(args.device) | {name: found for name in OPTIONAL if (found := installed(name))}

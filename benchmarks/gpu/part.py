@@ -6,6 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
+from rewired.cache import write_whole
+
 STARTED = time.monotonic()
 
 
@@ -18,9 +20,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def write(section: Path, *blocks: str) -> None:
     """Whole or not at all, however this process ends."""
-    scratch = section.with_suffix(".partial")
-    scratch.write_text("\n\n".join(block.strip() for block in blocks) + "\n", encoding="utf-8")
-    scratch.replace(section)
+    write_whole(section, "\n\n".join(block.strip() for block in blocks) + "\n")
 
 
 def progress(line: str) -> None:

@@ -53,12 +53,17 @@ def digest(file: Path) -> str:
     if known.is_file():
         return known.read_text()
     checksum = sha256(file)
-    known.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=known.parent) as scratch:
-        written = Path(scratch) / known.name
-        written.write_text(checksum)
-        written.replace(known)
+    write_whole(known, checksum)
     return checksum
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write `file` and its folder: it is whole or as it was, also while others write it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        written = Path(scratch) / file.name
+        written.write_text(text, encoding="utf-8")
+        written.replace(file)
 
 
 def sha256(file: Path) -> str:

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rewired.quantities import size
+from rewired.quantities import duration, size
 
 _EVERY = 30.0  # seconds between two lines
 _LONG = 5.0  # seconds after which the first one comes
@@ -110,11 +110,7 @@ class Progress:
 
     def _rest(self, passed: float) -> str:
         left = passed / self.done * (self.total - self.done)
-        return f"about {_duration(left)} left" if self.done < self.total else f"after {_duration(passed)}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f"about {duration(left)} left" if self.done < self.total else f"after {duration(passed)}"
 
 
 def _is_first_rank() -> bool:

@@ -6,13 +6,12 @@ import fcntl
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rewired.cache import cache_folder
+from rewired.cache import cache_folder, write_whole
 
 from .choice import Price
 
@@ -102,11 +101,7 @@ class ScoreCache:
         return scores
 
     def _write(self, name: str, value: Any) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            written = Path(scratch) / name
-            written.write_text(json.dumps(value, indent=2) + "\n")
-            written.replace(self.folder / name)
+        write_whole(self.folder / name, json.dumps(value, indent=2) + "\n")
 
 
 def _file(wiring: str) -> str:
