@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -59,6 +60,13 @@ def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def relative(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def test_the_paper_index_names_what_exists() -> None:
+    names = re.findall(r"`(rewired\.[\w.]+)`", (ROOT / "docs" / "paper_index.md").read_text())
+    assert len(names) > 30
+    for name in names:
+        resolve_name(name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
