@@ -18,14 +18,13 @@ def check_records(config: Mapping[str, Any]) -> None:
 def check_rope(config: Mapping[str, Any]) -> None:
     """Raise ValueError where positions are embedded in a way that transformers' Llama does not have."""
     for name in ("rope_parameters", "rope_scaling"):
-        rope = config.get(name)
-        if rope is None:
-            continue
+        rope = config.get(name) or {}
         kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else None
         if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
             raise ValueError(f"config.json has {name} {rope!r}: it takes a rope_type, {', '.join(_ROPE_NUMBERS)}.")
-        for number in _ROPE_NUMBERS[kind]:
-            if type(rope.get(number)) not in (int, float):
+        numbers = {"rope_theta": config.get("rope_theta", 10000.0), **rope}
+        for number in ("rope_theta", *_ROPE_NUMBERS[kind]):
+            if type(numbers.get(number)) not in (int, float):
                 raise ValueError(f"config.json has {name} {rope!r}: rope_type '{kind}' takes a number as {number}.")
 
 
