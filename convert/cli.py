@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.cli import Command, new_app, report_errors
 from rewired.progress import Bars
 from rewired.rotate.request import RECORD
-from rewired.sources import find_source
+from rewired.sources import checkpoint_folder, find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
@@ -184,10 +185,16 @@ def _info(
     path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: as convert's SOURCE.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
+    check_weights: Annotated[
+        bool,
+        typer.Option("--check-weights", help="Read all weights, and refuse what is no finite number."),
+    ] = False,
 ) -> None:
     """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
     with report_errors("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
+        if check_weights:
+            tensors.check_weights(Checkpoint.open(checkpoint_folder(path, revision)))
         table = LayerTable.of(checkpoint.wiring, checkpoint.shards(), checkpoint.dtype)
         if as_json:
             kind = {"model_type": checkpoint.config["model_type"], "rotation": checkpoint.config.get(RECORD)}

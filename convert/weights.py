@@ -10,7 +10,7 @@ from typing import Any
 
 from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
 from rewired.checkpoint.dtypes import cast_size, needs_cast
-from rewired.checkpoint.tensors import read_tensor, save_tensors, write_index
+from rewired.checkpoint.tensors import check_finite, read_tensor, save_tensors, write_index
 
 from .disk_space import check_space
 from .job import Job, OnBytes
@@ -102,6 +102,7 @@ def _rewrite(
                 tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
                 is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
                 tensors[name] = tensor.to(target) if target and is_plain else tensor
+                check_finite(name, tensors[name])
         save_tensors(tensors, folder / path.name, metadata)
         (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)

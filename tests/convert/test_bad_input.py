@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from .checkpoints import INDEX, edit_json, edit_tensors, make_llama, run, snapshot
+from rewired.convert import Request, convert
+
+from .checkpoints import INDEX, broken_copy, edit_json, edit_tensors, make_llama, run, snapshot
 
 FIRST, LAST = "model-00001-of-00004.safetensors", "model-00004-of-00004.safetensors"
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
@@ -276,3 +279,15 @@ def test_info_refuses_in_one_sentence_too(tmp_path: Path) -> None:
     done = run("rewired", "info", "nowhere", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rewired info: There is no folder 'nowhere'")
+
+
+def test_weights_that_are_no_numbers_are_said_wherever_weights_are_read(tmp_path: Path) -> None:
+    source = broken_copy(make_llama(tmp_path / "whole", sharded=False), tmp_path / "source", layer=2)
+    sentence = "Tensor 'model.layers.2.mlp.down_proj.weight' holds no finite numbers in"
+    ladder = Request([{"layers": "2-6", "preset": "ladder"}])
+    for request in (replace(ladder, dtype="bfloat16"), replace(ladder, rotate="hadamard")):
+        with pytest.raises(ValueError, match=sentence):
+            convert(source, tmp_path / "out", request)
+    assert run("rewired", "info", "whole", "--check-weights", cwd=tmp_path).returncode == 0
+    done = run("rewired", "info", "source", "--check-weights", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(f"rewired info: {sentence}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import INDEX
+from .checkpoint import INDEX, Checkpoint
 from .safetensors_header import data_size, read_header
 
 
@@ -17,6 +17,19 @@ def read_tensor(path: Path, name: str) -> Any:
 
     with safe_open(path, framework="pt") as file:
         return file.get_tensor(name)
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Read all weights. Raises ValueError where they are not whole, and where one is no finite number."""
+    for name, info in checkpoint.tensors().items():
+        check_finite(name, read_tensor(checkpoint.folder / info.file, name))
+
+
+def check_finite(name: str, tensor: Any) -> None:
+    """Raise ValueError where one of the tensor's weights is no finite number."""
+    if tensor.is_floating_point() and tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"Tensor '{name}' holds no finite numbers in {dtype}: are the checkpoint's weights whole?")
 
 
 def save_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None) -> None:

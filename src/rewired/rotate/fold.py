@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from rewired.checkpoint.checkpoint import INDEX, Checkpoint, read_json
 from rewired.checkpoint.shape import Shape
-from rewired.checkpoint.tensors import read_tensor, save_tensors, write_index
+from rewired.checkpoint.tensors import check_finite, read_tensor, save_tensors, write_index
 
 _ROWS = 4096  # multiplied at a time, so that the largest matrix is never in memory in several copies of float32
 
@@ -109,4 +109,5 @@ class _Folding:
 
     def _read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = read_tensor(self.files[name], name)
+        check_finite(name, tensor)
         return tensor
