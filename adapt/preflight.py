@@ -70,7 +70,7 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
     none of that name."""
     implementation = (config.model_init_kwargs or {}).get("attn_implementation")
     if not isinstance(implementation, str | None):
-        raise ValueError(f"attn_implementation: {implementation!r} is no name of one, such as sdpa.")
+        raise ValueError(f"attn_implementation: {implementation!r} is not the name of one, such as sdpa.")
     try:
         if implementation:
             student.set_attn_implementation(implementation)

@@ -213,7 +213,7 @@ def _push_folder(
     """Upload a checkpoint folder to the hub, for example one whose conversion could not reach it."""
     with report_errors("rewired push"):
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} is no checkpoint's folder: it holds no config.json.")
+            raise ValueError(f"{folder} is not a checkpoint folder: it holds no config.json.")
         print(f"pushed to {_push(folder, repo)}")
 
 

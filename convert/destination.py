@@ -19,7 +19,7 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
         raise ValueError(f"{out} exists: choose another name, or replace it with --force.")
     is_checkpoint = out.is_dir() and not out.is_symlink() and ((out / "config.json").exists() or not any(out.iterdir()))
     if not is_checkpoint:
-        raise ValueError(f"{out} is no checkpoint folder, and --force replaces nothing else: choose another name.")
+        raise ValueError(f"{out} is not a checkpoint folder, and --force replaces nothing else: choose another name.")
 
 
 def note_on_taken(out: Path, source: Path | None, force: bool) -> list[str]:

@@ -56,7 +56,7 @@ def text_of(request: Request) -> RefitRequest | None:
 def notes_on_rotation(record: Mapping[str, Any] | None) -> list[str]:
     """Sentences for users and for the card on a rotation, by its `record`; none without one.
 
-    Raises ValueError for a rotation that there is none of.
+    Raises ValueError for an unknown rotation.
     """
     if record is None:
         return []

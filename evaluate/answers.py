@@ -83,7 +83,7 @@ def known(file: Path, task: Task) -> Logs | None:
 
 
 def _checked(file: Path) -> Logs:
-    """What `read` gives. Raises ValueError, which names the file, if it is no model's answers."""
+    """What `read` gives. Raises ValueError, which names the file, if it is not a model's answers."""
     try:
         logs = read(file)
         if logs and all(log.keys() >= {"id", "filter", "metrics", "doc", "responses"} for log in logs):

@@ -97,7 +97,7 @@ def _evaluate(
         names_given = [Path(given).resolve().name for given in (original, *(rewired or ()))]
         folder = out or Path("-".join(["evaluation", *names_given, on_what]))
         if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= OUR_FILES):
-            raise ValueError(f"{folder} exists and is no earlier evaluation: name another --out.")
+            raise ValueError(f"{folder} exists and is not an earlier evaluation: name another --out.")
         from rewired.ranks import choose_device
 
         with needs("evaluate", "Comparing models"):

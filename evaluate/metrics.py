@@ -48,7 +48,7 @@ def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_b
         raise ValueError(f"it has no metric '{name}' but {', '.join(aggregation)}")
     kind = _KINDS.get(aggregation[name].__name__)
     if kind is None:
-        raise ValueError(f"its metric '{name}' is no mean over items, so two models cannot be paired on it")
+        raise ValueError(f"its metric '{name}' is not a mean over items, so two models cannot be paired on it")
     return Metric(name, kind, higher_is_better.get(name, True))
 
 

@@ -70,9 +70,9 @@ def _files(path: Path) -> list[Path]:
     """The file itself, or all files of rows in the folder. Raises ValueError if there are none."""
     if not path.is_dir():
         if path.suffix not in ROWS:
-            raise ValueError(f"{path} is no data that is read: {', '.join(ROWS)} files are.")
+            raise ValueError(f"{path}: unsupported format; use {', '.join(ROWS)}.")
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in ROWS)
     if not files:
-        raise ValueError(f"{path} holds no data: {', '.join(ROWS)} files are read.")
+        raise ValueError(f"{path} holds no data: put {', '.join(ROWS)} files there.")
     return files

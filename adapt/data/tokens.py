@@ -108,7 +108,7 @@ def check_padding(tokenizer: Any, config: Any) -> None:
     """Raise ValueError if `tokenizer` has no token to pad rows with."""
     token = config.pad_token or tokenizer.pad_token or tokenizer.eos_token
     if token is None or token not in tokenizer.get_vocab():
-        raise ValueError(f"pad_token is {token!r}, which is no token of the tokenizer's: give one that is.")
+        raise ValueError(f"pad_token is {token!r}, which the tokenizer does not have: give one of its own.")
 
 
 def training_template(tokenizer: Any) -> str:

@@ -96,7 +96,7 @@ def _check_mappings(config: SFTConfig) -> None:
             raise ValueError(f"{name} is '{getattr(config, name)}': give a mapping.")
     options: Any = config.activation_checkpointing_kwargs or {}
     if options.get("use_reentrant"):
-        raise ValueError("use_reentrant: what a rewired layer passes on is no single tensor, so leave it out.")
+        raise ValueError("use_reentrant: a rewired layer passes on more than one tensor, so leave it out.")
     _check_dtype(config.model_init_kwargs or {})
 
 
@@ -129,6 +129,6 @@ def _check_losses(config: SFTConfig) -> None:
             f"loss_type is '{config.loss_type}', and the losses against the original are not: leave it out."
         )
     if config.label_smoothing_factor:
-        raise ValueError("label_smoothing_factor is no part of the losses against the original: leave it out.")
+        raise ValueError("label_smoothing_factor is not part of the losses against the original: leave it out.")
     if config.neftune_noise_alpha:
         raise ValueError("neftune_noise_alpha: the original would read the noise, too: leave it out.")

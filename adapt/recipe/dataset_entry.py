@@ -41,7 +41,7 @@ class DatasetEntry:
         for key in ("name", "split"):
             if not isinstance(entry.get(key, ""), str):  # YAML reads 0625 as a number
                 raise ValueError(
-                    f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}, which is no string: put it in quotes."
+                    f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}, which is not a string: put it in quotes."
                 )
         if not isinstance(entry.get("weight", 1.0), int | float) or not 0 < entry.get("weight", 1.0) < math.inf:
             raise ValueError(f"Of `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")

@@ -136,7 +136,7 @@ class Recipe:
             if name not in _PROJECTIONS:
                 near = difflib.get_close_matches(str(name), _PROJECTIONS, 1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_PROJECTIONS)}."
-                raise ValueError(f"lora_target_modules has '{name}', which is no projection of a layer: {hint}")
+                raise ValueError(f"lora_target_modules has '{name}', which is not a projection of a layer: {hint}")
 
     def _check_choices(self) -> None:
         for key in dataclasses.fields(self):  # argparse checks the command line only, and not a file's values

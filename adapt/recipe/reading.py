@@ -37,7 +37,7 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
 
     `path` may also be the name of a recipe that comes with the package.
 
-    Raises ValueError for a file that is no recipe, for unknown keys, and for values that make no sense.
+    Raises ValueError for a file that is not a recipe, for unknown keys, and for values that make no sense.
     """
     checks.check_launcher()
     path = packaged.find(path)
@@ -67,9 +67,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (IsADirectoryError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is no YAML ({str(error).splitlines()[0]}).") from None
+        raise ValueError(f"{path} is not YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no recipe: a recipe is a mapping of keys to values.")
+        raise ValueError(f"{path} is not a recipe: a recipe is a mapping of keys to values.")
     content = _with_new_names(content)
     if parent := content.pop(_EXTENDS, None):
         content = _read(packaged.find(Path(str(parent)), path.parent), (*seen, path.resolve())) | content
@@ -101,7 +101,7 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     try:
         recipe, config, *companions = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: {error.doc} is no JSON.") from None
+        raise ValueError(f"{path}: {error.doc} is not JSON.") from None
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
     _check_data(path, recipe, config)
@@ -118,7 +118,7 @@ def _check_keys(path: Path, keys: Sequence[str]) -> None:
         if key not in _types():
             near = difflib.get_close_matches(str(key), _types(), 1)
             raise ValueError(
-                f"{path}: '{key}' is no key of a recipe" + (f": did you mean '{near[0]}'?" if near else ".")
+                f"{path}: '{key}' is not a key of recipes" + (f": did you mean '{near[0]}'?" if near else ".")
             )
         if key in UNSUPPORTED:
             raise ValueError(f"{path}: '{key}' is not for adapt: {UNSUPPORTED[key]}.")
@@ -190,7 +190,7 @@ def _from_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (RecursionError, yaml.YAMLError):
-        raise argparse.ArgumentTypeError(f"{text} is no YAML") from None
+        raise argparse.ArgumentTypeError(f"{text} is not YAML") from None
 
 
 class _Parser(TrlParser):

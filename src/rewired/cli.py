@@ -86,7 +86,7 @@ def positive_integers(flag: str, text: str, what: str) -> tuple[int, ...]:
     except ValueError:
         values = ()
     if not values or min(values) < 1:
-        raise ValueError(f"{flag} {text} is no list of {what}: give integers of at least 1, such as 1,16,64.")
+        raise ValueError(f"{flag} {text} is not a list of {what}: give integers of at least 1, such as 1,16,64.")
     return values
 
 

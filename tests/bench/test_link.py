@@ -32,7 +32,7 @@ def test_a_rate_is_written_as_tc_writes_it(rate: str, bits: float) -> None:
 
 @pytest.mark.parametrize("rate", ["", "fast", "1", "gbit", "-1gbit", "1 gbit", "1gbps", "1GBIT", "1e3mbit", "nanmbit"])
 def test_what_is_no_rate_is_refused(rate: str) -> None:
-    with pytest.raises(ValueError, match=rf'^"{rate}" is no rate of a link: write it like 1gbit or 500mbit\.$'):
+    with pytest.raises(ValueError, match=rf'^"{rate}" is not the rate of a link: write it like 1gbit or 500mbit\.$'):
         EmulatedLink.parse(rate)
 
 

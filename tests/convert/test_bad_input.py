@@ -72,7 +72,7 @@ def truncate(folder: Path, keep: int) -> None:
 
 BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config is not JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
     "config is nested without end": (lambda f: (f / "config.json").write_text("[" * 10**6), "is not JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
     "not a Llama": (lambda f: edit_json(f / "config.json", model_type="gpt2"), "model_type 'gpt2'"),
@@ -94,7 +94,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated in the data": (lambda f: truncate(f, -100), "not a whole safetensors file"),
     "truncated in the header": (lambda f: truncate(f, 20), "inside its header"),
     "empty file": (lambda f: truncate(f, 0), "inside its header"),
-    "header is no JSON": (lambda f: (f / FIRST).write_bytes(struct.pack("<Q", 4) + b"oops"), "header is not JSON"),
+    "header is not JSON": (lambda f: (f / FIRST).write_bytes(struct.pack("<Q", 4) + b"oops"), "header is not JSON"),
     "header claims too much": (lambda f: (f / FIRST).write_bytes(struct.pack("<Q", 1 << 60)), "inside its header"),
     "offsets beyond the file": (lambda f: corrupt_header(f, shift_offsets), "not a whole safetensors file"),
     "a malformed entry": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].pop("dtype")), "is malformed"),
@@ -111,7 +111,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index points to another kind of file": (lambda f: point_index(f, "README.md"), "names 'README.md'"),
     "a link leads out": (link_out, "is a link that leaves its folder"),
-    "index is no JSON": (lambda f: (f / INDEX).write_text("nope"), "is not JSON"),
+    "index is not JSON": (lambda f: (f / INDEX).write_text("nope"), "is not JSON"),
     "index without a map": (lambda f: (f / INDEX).write_text("{}"), "has no weight_map"),
     "index misplaces a tensor": (lambda f: point_index(f, FIRST), "places 'model.norm.weight'"),
     "a tensor in two files": (
@@ -151,7 +151,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a rotation of no kind that there is": (
         lambda f: edit_json(f / "config.json", rotation={"base": "a/b", "untied_head": 0, "kind": "upside down"}),
-        "'upside down' is no rotation",
+        "'upside down' is not a rotation",
     ),
     "no rope type that there is": (
         lambda f: edit_json(f / "config.json", rope_scaling={"type": "spiral", "factor": 2.0}),
@@ -222,14 +222,14 @@ BAD_REQUESTS = {
     "r that does not divide": (["source", "--ladder-layers", "2-4", "--tp-shards", "3"], "does not divide"),
     "r divides heads, not KV heads": (["source", "--ladder-layers", "2-4", "--tp-shards", "8"], "key_value_heads 4"),
     "r of 0": (["source", "--ladder-layers", "2-4", "--tp-shards", "0"], "at least 1"),
-    "an unknown dtype": (["source", "--ladder-layers", "2-4", "--dtype", "int8"], "'int8' is no dtype"),
+    "an unknown dtype": (["source", "--ladder-layers", "2-4", "--dtype", "int8"], "'int8' is not a dtype"),
     "to-llama of a rewired": (["source", "--ladder-layers", "2-4", "--to-llama"], "some layers are rewired"),
     "peek without layers": (["source", "--standard-layers", "0-", "--peek"], "--peek goes with"),
     "gain without layers": (["source", "--initial-gain", "sqrt_shards"], "--initial-gain goes with"),
     "out exists": (["source", "taken", "--ladder-layers", "2-4"], "taken exists"),
     "force on what is no checkpoint": (
         ["source", "taken", "--ladder-layers", "2-4", "--force"],
-        "no checkpoint folder",
+        "not a checkpoint folder",
     ),
     "out is the source": (["source", "source", "--ladder-layers", "2-4", "--force"], "is, or holds, the source"),
     "out holds the source": (["source", ".", "--ladder-layers", "2-4", "--force"], "is, or holds, the source"),

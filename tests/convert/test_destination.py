@@ -217,7 +217,7 @@ def test_force_replaces_nothing_but_a_checkpoint_folder(source: Path, tmp_path: 
         if kind == "link":
             make_llama(elsewhere)
     before, link = snapshot(tmp_path), out.is_symlink()
-    with pytest.raises(ValueError, match="out is no checkpoint folder"):
+    with pytest.raises(ValueError, match="out is not a checkpoint folder"):
         convert(source, out, LINK, force=True)
     assert (snapshot(tmp_path), out.is_symlink()) == (before, link)
 

@@ -249,7 +249,7 @@ def test_a_conversion_that_could_not_be_pushed_is_pushed_by_the_command_that_it_
 def test_only_a_checkpoint_is_pushed(hub: HubServer, work: Path) -> None:
     done = run("rewired", "push", ".", "org/new", cwd=work, HF_ENDPOINT=hub.url)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "rewired push: . is no checkpoint's folder: it holds no config.json.\n"
+    assert done.stderr == "rewired push: . is not a checkpoint folder: it holds no config.json.\n"
 
 
 def test_the_short_name_of_a_model_is_enough(hub: HubServer, work: Path) -> None:

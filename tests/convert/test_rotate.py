@@ -201,9 +201,9 @@ def test_gains_and_quantised_weights_are_refused(tmp_path: Path) -> None:
 def test_another_word_is_refused(source: Path) -> None:
     done = run("convert", source, "out", "--rotate", "random", cwd=source.parent)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "convert: 'random' is no rotation: choose one of hadamard, missing.\n"
+    assert done.stderr == "convert: 'random' is not a rotation: choose one of hadamard, missing.\n"
     done = run("convert", "nowhere", "out", "--rotate", "random", cwd=source.parent)  # before anything is fetched
-    assert done.stderr == "convert: 'random' is no rotation: choose one of hadamard, missing.\n"
+    assert done.stderr == "convert: 'random' is not a rotation: choose one of hadamard, missing.\n"
 
 
 def test_a_dry_run_says_it_too_and_the_name_has_it(source: Path) -> None:

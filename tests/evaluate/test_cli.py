@@ -97,7 +97,7 @@ BAD = {
         ["ladder", "--suite", "chat.yaml", "--data", "rows"],
         "piqa asks through a chat template, and dense",
     ),
-    "out": (["ladder", "--out", "dense"], "dense exists and is no earlier evaluation: name another --out."),
+    "out": (["ladder", "--out", "dense"], "dense exists and is not an earlier evaluation: name another --out."),
     "results": (["broken-results"], "broken-results/results.json is not what an evaluation writes."),
 }
 

@@ -141,7 +141,7 @@ def test_ifevals_own_aggregation_is_known() -> None:
         ("accuracy", "it has no metric 'accuracy' but acc, f1"),
         ("pass@1", "it has no metric 'pass@1' but acc, f1"),
         (AGGREGATE, "the metric 'aggregate' is IFEval's; this task has acc, f1"),
-        ("f1", "its metric 'f1' is no mean over items, so two models cannot be paired on it"),
+        ("f1", "its metric 'f1' is not a mean over items, so two models cannot be paired on it"),
     ],
 )
 def test_a_metric_that_cannot_be_compared_is_refused(name: str, sentence: str) -> None:

@@ -219,7 +219,7 @@ def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
     file.write_text(content)
     done = run(*TINY, "--frontier", file)
     assert done.exit_code == 2
-    assert done.stderr.endswith("is no selection.json of `rewired select`.\n")
+    assert done.stderr.endswith("is not a selection.json of `rewired select`.\n")
 
 
 def test_quality_is_interpolated_over_layers_of_the_same_wiring() -> None:
@@ -272,14 +272,14 @@ BAD = {
     "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),
-    "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is no number of GPUs"),
-    "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is no list of batches"),
+    "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is not a number of GPUs"),
+    "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is not a list of batches"),
     "prompt": ([*TINY, "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "goal": ([*TINY, "--goal", "fun"], "There is no goal 'fun'"),
     "max kl": ([*TINY, "--max-kl", "nan"], "--max-kl is nan: it must be a number of nats"),
     "memory": (["llama-3.1-405b"], "Batch 1 does not fit: 105.1 GB of weights"),
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
-    "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is no JSON file"),
+    "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is not a JSON file"),
     "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
     "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
     "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),

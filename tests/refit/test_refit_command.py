@@ -66,7 +66,7 @@ BAD = {
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
     "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
-    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 is no text that is understood"),
+    "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 cannot be read as text"),
     "broken": (["--refit", "broken.json"], "broken.json cannot be read as JSON"),
     "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2 cannot be read as JSON"),
     "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),

@@ -95,7 +95,7 @@ def test_a_repository_comes_through_the_hub_s_cache(name: str, tmp_path: Path, m
 
 NOT_THERE = {
     "no file": ("nowhere.gguf", "There is no file nowhere.gguf"),
-    "no folder": ("./nowhere", "'./nowhere' is no such folder here"),
+    "no folder": ("./nowhere", "'./nowhere' is not a folder here"),
     "no name": ("some/where/else", "There is no folder 'some/where/else' here"),
     "no short name": ("llama-3.1-9b", "the short names: llama-3.1-8b"),
     "no hub": ("llama-3.1-8b", "The hub does not answer, and meta-llama/Llama-3.1-8B could not be read"),

@@ -112,7 +112,7 @@ def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
 
 
 BAD = {
-    "no folder": (["./nowhere"], "'./nowhere' is no such folder here"),
+    "no folder": (["./nowhere"], "'./nowhere' is not a folder here"),
     "no short name": (["smollm2-135n"], "There is no folder 'smollm2-135n' here, and it is neither a hub id"),
     "no file": (["nowhere.gguf"], "There is no file nowhere.gguf"),
     "no checkpoint": (["empty"], "empty holds no config.json"),

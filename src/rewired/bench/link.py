@@ -42,7 +42,7 @@ class EmulatedLink:
         """A rate in the words of `tc`: 1gbit, 500mbit. Raises ValueError."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(mbit|gbit)", rate)
         if match is None:
-            raise ValueError(f'"{rate}" is no rate of a link: write it like 1gbit or 500mbit.')
+            raise ValueError(f'"{rate}" is not the rate of a link: write it like 1gbit or 500mbit.')
         bits_per_second = float(match[1]) * _UNITS[match[2]]
         if not 1e6 <= bits_per_second <= 1e11:
             raise ValueError(f"A link of {rate} cannot be emulated: take a rate from 1mbit to 100gbit.")

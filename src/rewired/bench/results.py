@@ -41,7 +41,7 @@ class CellFile:
     def __init__(self, folder: Path, request: BenchRequest, content: Mapping[str, str] | None = None) -> None:
         """`content` has the SHA-256 of the model's files: another model may lie under the same name.
 
-        Raises ValueError where the folder holds those of another request or model, or a file that is no such.
+        Raises ValueError where the folder holds those of another request or model, or another kind of file.
         """
         self.file, self.request = folder / "measured.jsonl", json.loads(json.dumps(asdict(request)))
         if content is not None:

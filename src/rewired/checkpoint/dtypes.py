@@ -16,7 +16,7 @@ def parse_dtype(name: str) -> str:
     """The full name of a dtype. Raises ValueError for another one."""
     name = ALIASES.get(name, name)
     if name not in DTYPES:
-        raise ValueError(f"'{name}' is no dtype to convert to: choose one of {', '.join(DTYPES)}.")
+        raise ValueError(f"'{name}' is not a dtype to convert to: choose one of {', '.join(DTYPES)}.")
     return name
 
 

@@ -19,7 +19,7 @@ Dropped = list[tuple[str, Any]]  # entries that pointed to code, by name
 
 
 def without_foreign_code(text: str) -> tuple[Any, Dropped]:
-    """The JSON in `text` without entries that point to code, and these. Raises ValueError where it is no JSON."""
+    """The JSON in `text` without entries that point to code, and these. Raises ValueError where it is not JSON."""
     dropped: Dropped = []
 
     def keep(entries: dict[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Shape:
 
 
 def family_in(config: Mapping[str, Any]) -> Family:
-    """The family of a checkpoint's `config`. Raises ValueError for what is none of ours."""
+    """The family of a checkpoint's `config`. Raises ValueError for other families."""
     model_type = config.get("model_type")
     family = FAMILIES["llama"] if model_type == AUTHORS_LADDER else family_of(model_type)
     if family is None:
@@ -146,7 +146,7 @@ def family_in(config: Mapping[str, Any]) -> Family:
     given = architectures if isinstance(architectures, list) else [architectures] if architectures else []
     if given and not any(str(name).endswith("ForCausalLM") for name in given):
         raise ValueError(
-            f"This is no language model: its config.json says architectures {json.dumps(architectures)}, and only "
+            f"This is not a language model: its config.json says architectures {json.dumps(architectures)}, and only "
             f"{family.architecture} converts, not a reward model or a classifier."
         )
     if config.get("quantization_config"):

@@ -147,7 +147,7 @@ def _pack_and_keep(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch
 
 
 def _quantise(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., n] -> whole numbers, and bfloat16 scales, [..., 1]. Of a group with inf or NaN nothing stays finite."""
+    """[..., n] -> whole numbers, and bfloat16 scales, [..., 1]. One inf or NaN makes its whole group non-finite."""
     most = FORMATS[bits].most
     # GPUs divide by a constant by multiplying with its reciprocal; in float64 that, too, is the quotient in float32
     scales = (groups.abs().amax(-1, keepdim=True).double() / most).to(groups.dtype).to(torch.bfloat16)

@@ -143,5 +143,5 @@ def _gpus(text: str) -> tuple[int, int]:
     """Nodes, and GPUs in each."""
     matched = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text)
     if not matched:
-        raise ValueError(f"--gpus {text} is no number of GPUs: give 8, or 4x8 for four nodes of eight.")
+        raise ValueError(f"--gpus {text} is not a number of GPUs: give 8, or 4x8 for four nodes of eight.")
     return int(matched[1] or 1), int(matched[2])

@@ -65,7 +65,7 @@ def selected(file: Path, shape: Shape) -> list[Candidate]:
         found = [_selected(entry, shape) for entry in entries]
         first = replace(found[0], file=file.with_name("wiring.json"))  # which is this one's alone
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{file} is no selection.json of `rewired select`.") from None
+        raise ValueError(f"{file} is not a selection.json of `rewired select`.") from None
     return [first, *found[1:]]
 
 

@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> Hardware:
-    """Raises ValueError for a machine that there is no file of."""
+    """Raises ValueError for an unknown machine."""
     if name not in names():
         raise ValueError(f"There is no hardware '{name}': choose one of {', '.join(names())}.")
     sheet = tomllib.loads((files("rewired.plan") / "hardware" / f"{name}.toml").read_text("utf-8"))

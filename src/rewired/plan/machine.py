@@ -74,7 +74,7 @@ class Machine:
 
 
 def serving_machine(hardware: str, library: str, tp: int) -> Machine:
-    """An engine such as vLLM on hardware of that name. Raises ValueError for what there is no such thing of."""
+    """An engine such as vLLM on hardware of that name. Raises ValueError for unknown names."""
     sheet, engine = machines.load(hardware), engines.load("serving")
     return Machine(sheet, engine, all_reduces(sheet, engine, library), tp)
 

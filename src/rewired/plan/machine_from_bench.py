@@ -52,7 +52,7 @@ class _Row:
 
 
 def calibrated(machine: Machine, file: Path) -> Machine:
-    """Raises ValueError for a file that is no bench report, or has no `none` beside a `standard` row."""
+    """Raises ValueError for a file that is not a bench report, or has no `none` beside a `standard` row."""
     report = _report(file)
     times, entries = (_of_its_link(report, name) for name in ("all_reduce", "rows"))
     if times:
@@ -73,7 +73,7 @@ def _report(file: Path) -> Mapping[str, Any]:
     try:
         report = json.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{file} is no JSON file: --calibrate takes a results.json of `rewired bench`.") from None
+        raise ValueError(f"{file} is not a JSON file: --calibrate takes a results.json of `rewired bench`.") from None
     if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
         raise ValueError(f"{file} holds no 'rows': --calibrate takes a results.json of `rewired bench`.")
     return report

@@ -55,14 +55,14 @@ class Candidate:
 
 @cache
 def wiring_of(shape: Shape, text: str) -> Wiring:
-    """Raises ValueError for a text that is no wiring of this model."""
+    """Raises ValueError for a text that is not a wiring of this model."""
     return shape.wiring([] if text == NONE else parse_wiring(text))
 
 
 def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candidate]:
     """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES.
 
-    Raises ValueError for a text that is no wiring of this model.
+    Raises ValueError for a text that is not a wiring of this model.
     """
     found = {
         NONE if text == NONE else wiring_text(wiring_of(shape, text).regions): wiring_of(shape, text)

@@ -10,6 +10,6 @@ BASIS_FILE = "rotation.npy"  # beside its weights: R, [H, H]
 
 
 def check_kind(name: str) -> None:
-    """Raise ValueError for a rotation that there is none of."""
+    """Raise ValueError for an unknown rotation."""
     if name not in KINDS:
-        raise ValueError(f"'{name}' is no rotation: choose one of {', '.join(KINDS)}.")
+        raise ValueError(f"'{name}' is not a rotation: choose one of {', '.join(KINDS)}.")

@@ -58,7 +58,7 @@ def sent(choice: Choice, hidden_size: int) -> int:
 
 
 def units(layers: int, names: Sequence[str], amount: Amount) -> list[dict[str, int]]:
-    """What a token takes more than of the dense model, for each layer and wiring.
+    """Bytes (or waits) per token beyond the dense model's, for each layer and wiring.
 
     An all-reduce is waited for by who reads next, so what layers save adds up.
     """

@@ -115,9 +115,7 @@ def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str 
             "in with `hf auth login` or HF_TOKEN if it is private."
         ) from None
     except errors.HFValidationError:
-        raise ValueError(
-            f"'{repo}' is no such folder here, and cannot be the name of a repository on the hub."
-        ) from None
+        raise ValueError(f"'{repo}' is not a folder here, and cannot be the name of a repository on the hub.") from None
     except errors.HfHubHTTPError as error:
         raise ValueError(f"The hub refused: {repo} could not be {verb} ({error.response.status_code}).") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError) as error:

@@ -27,7 +27,7 @@ def read_row(row: Any, where: str) -> Document:
         return turns
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{where} is no text that is understood ({error}): a row has `text`, `messages`, `conversations`, or "
+            f"{where} cannot be read as text ({error}): a row has `text`, `messages`, `conversations`, or "
             "`instruction` and `output`."
         ) from None
 

@@ -21,7 +21,7 @@ from tests.adapt.world import conversations, load, texts, write_rows
         ({"conversations": [{"from": "wizard", "value": "q"}]}, "unknown role 'wizard'"),
         ({"conversations": [{"from": "gpt", "value": "a"}] * 2}, "turns out of order"),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
-        ({"conversations": [{"from": "human", "text": "q"}]}, "no text that is understood"),
+        ({"conversations": [{"from": "human", "text": "q"}]}, "cannot be read as text"),
         (
             {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "a"}]},
             "holds half of a character",
@@ -113,7 +113,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"rows.jsonl is on disk, .*leave name and split out"):
             load({"path": path} | part)
     (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"rows.csv is no data that is read"):
+    with pytest.raises(ValueError, match=r"rows.csv: unsupported format"):
         load(str(tmp_path / "rows.csv"))
 
 
@@ -142,8 +142,8 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
         ({"path": "a/b", "langauges": ["en"]}, "did you mean 'languages'"),
         ({"path": "a/b", "weight": 0}, "weight 0"),
         ({"path": "a/b", "weight": float("inf")}, "weight inf"),
-        ({"path": "a/b", "name": 405}, "name 405, which is no string: put it in quotes"),
-        ({"path": "a/b", "split": ["train"]}, "split .* is no string"),
+        ({"path": "a/b", "name": 405}, "name 405, which is not a string: put it in quotes"),
+        ({"path": "a/b", "split": ["train"]}, "split .* is not a string"),
         (7, "has no path"),
     ],
 )

@@ -80,7 +80,7 @@ def test_what_is_nested_too_deep_is_refused(where: str, tmp_path: Path) -> None:
     nested = "[" * 900 + "]" * 900
     path = tmp_path / "r.yaml"
     path.write_text(f"wiring: {nested if where == 'file' else 'ladder'}\nmodel: a/b\ndatasets: [c/d]\n")
-    with pytest.raises(ValueError, match="is no YAML"):
+    with pytest.raises(ValueError, match="is not YAML"):
         read(path, [] if where == "file" else ["--wiring", nested])
 
 
@@ -146,14 +146,14 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"lerning_rate": 1e-3}, "'lerning_rate' is no key of a recipe: did you mean 'learning_rate'"),
+        ({"lerning_rate": 1e-3}, "'lerning_rate' is not a key of recipes: did you mean 'learning_rate'"),
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
-        ({"zzz": 1}, "'zzz' is no key of a recipe"),
+        ({"zzz": 1}, "'zzz' is not a key of recipes"),
         ({"fsdp": "full_shard"}, "'fsdp' is not for adapt: models are sharded by fsdp_size"),
         ({"deepspeed": "zero3.json"}, "'deepspeed' is not for adapt: models are sharded by fsdp_size"),
         ({"truncation_mode": "keep_end"}, "'truncation_mode' is not for adapt: what is too long is cut at its end"),
         ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is 'dft', and the losses against the original are not"),
-        ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is no part of the losses"),
+        ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is not part of the losses"),
         ({"kd_weight": 1, "neftune_noise_alpha": 5}, "the original would read the noise"),
         ({"refit": "mix"}, "a refit is for a model that is rewired first: give a wiring"),
         ({"tp_shards": 4}, "tp_shards is for a model that is rewired first: give a wiring"),
@@ -173,15 +173,15 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"train": "some"}, "train"),
         (
             {"train": "lora", "lora_target_modules": ["q_proj", "upp_proj"]},
-            "'upp_proj', which is no projection of a layer: did you mean up_proj",
+            "'upp_proj', which is not a projection of a layer: did you mean up_proj",
         ),
         ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head', .*: there are q_proj"),
         ({"divergence": "kl"}, "divergence"),
         ({"max_steps": [1]}, r"max_steps is \[1\], and is to be of type int"),
         ({"max_steps": "many"}, "max_steps"),
         ({"learning_rate": {"a": 1}}, "learning_rate is"),
-        ({"max-steps": 5}, "'max-steps' is no key of a recipe: did you mean 'max_steps'"),
-        ({"help": True}, "'help' is no key"),
+        ({"max-steps": 5}, "'max-steps' is not a key of recipes: did you mean 'max_steps'"),
+        ({"help": True}, "'help' is not a key"),
         ({"streaming": True}, "give max_steps"),
         (
             {"streaming": True, "max_steps": 1, "dataloader_num_workers": 1},
@@ -192,7 +192,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"wiring": 16}, "wiring is 16: give a text, such as ladder@16-32, or a list"),
         ({"wiring": "lader"}, "'lader' is no wiring: begin with ladder"),
         ({"model_init_kwargs": "x"}, "model_init_kwargs is 'x': give a mapping"),
-        ({"model_init_kwargs": "{x"}, "{x is no JSON"),
+        ({"model_init_kwargs": "{x"}, "{x is not JSON"),
         ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is called dtype now"),
         ({"model_init_kwargs": {"dtype": "bogus"}}, "dtype is 'bogus'"),
         ({"ce_weight": float("nan")}, "ce_weight is nan"),

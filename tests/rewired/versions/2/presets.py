@@ -37,7 +37,7 @@ class Option:
 class Preset:
     """An architecture as answers to three questions: does a module wait, does it peek, and what does it reduce?
 
-    The fourth, what a reduction sends, is none of a preset: any region may take a payload.
+    Presets do not say what a reduction sends; any region may take a payload.
 
     `share(position, options)` is the share of its channels, the first ones, that the module at `position` of a range
     reduces; the last module of a range and of the model always reduces all.
