@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -38,3 +40,26 @@ class ActivationStore:
 
 def on_device(stream: ResidualStream, device: torch.device) -> ResidualStream:
     return tree_map_only(torch.Tensor, lambda part: part.to(device), stream)
+
+
+@contextmanager
+def activation_store(spill: Path | None) -> Iterator[ActivationStore]:
+    """One for a refit, in memory or in files below `spill`.
+
+    Raises ValueError, which says what to do, where what runs inside is out of memory.
+    """
+    with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
+        try:
+            yield ActivationStore(Path(folder) if spill else None)
+        except torch.OutOfMemoryError:
+            raise ValueError(
+                "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the "
+                "CPU, and the same command goes on."
+            ) from None
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+                raise
+            raise ValueError(
+                "This machine's memory is too small for this refit: give it fewer tokens, or --spill a folder for the "
+                "activations, and the same command goes on."
+            ) from None

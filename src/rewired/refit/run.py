@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from rewired.quantities import count
 from rewired.ranks import choose_device
 from rewired.text.tokenizer import load_tokenizer
 
-from .activation_store import ActivationStore
+from .activation_store import activation_store
 from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
@@ -143,37 +141,16 @@ def refit(
         fits.extend(new)
         on_layer(layer, layers, new)
 
-    with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill:
-        store = ActivationStore(Path(spill) if request.spill else None)
+    with activation_store(request.spill) as store:
         model = model_config(config)
         sweep = Sweep(model, weights, calibration, dtype, store, gains=request.gains, matrices=request.matrices)
         try:
-            with explain_oom():
-                before, after = sweep.run(finished, keep)
+            before, after = sweep.run(finished, keep)
         except BrokenWeightsError:
             discard(work)
             raise
     passes = None if resumes else (time.perf_counter() - started) / sweep.seconds
     return RefitResult(finished.files(), fits, request, calibration, before, after, passes)
-
-
-@contextmanager
-def explain_oom() -> Iterator[None]:
-    """Raises ValueError, which says what to do, where what runs inside is out of memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise ValueError(
-            "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the CPU, "
-            "and the same command goes on."
-        ) from None
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        raise ValueError(
-            "This machine's memory is too small for this refit: give it fewer tokens, or --spill a folder for the "
-            "activations, and the same command goes on."
-        ) from None
 
 
 def model_config(config: Mapping[str, Any]) -> RewiredConfig:

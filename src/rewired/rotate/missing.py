@@ -7,7 +7,6 @@ bases this one leaves the least of that in the channels that are not sent.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ from rewired.checkpoint.shape import family_in
 from rewired.model.sharding import row_parallel
 from rewired.model.wiring import ModuleWiring
 from rewired.ranks import choose_device
-from rewired.refit.activation_store import ActivationStore
+from rewired.refit.activation_store import activation_store
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import token_weights
 from rewired.refit.refit_module import RefitModule
 from rewired.refit.request import RefitRequest
-from rewired.refit.run import explain_oom, load_text, model_config
+from rewired.refit.run import load_text, model_config
 from rewired.refit.sweep import BrokenWeightsError, Sweep
 from rewired.refit.weights import Weights
 
@@ -59,8 +58,7 @@ def find_missing(
     """
     calibration = load_text(config, source, request.text, request.tokens)
     weights = Weights(tensors, torch.device(choose_device("auto", 1)), family_in(config))
-    with tempfile.TemporaryDirectory(dir=request.spill, prefix="rewired-spill-") as spill, explain_oom():
-        store = ActivationStore(Path(spill) if request.spill else None)
+    with activation_store(request.spill) as store:
         sweep = Sweep(model_config(config), weights, calibration, None, store, gains=False, matrices=False)
         return measure(sweep), calibration
 

@@ -18,10 +18,10 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.convert.disk_space import check_space
 from rewired.ranks import choose_device
-from rewired.refit.activation_store import ActivationStore
+from rewired.refit.activation_store import activation_store
 from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest
-from rewired.refit.run import ALGORITHM_VERSION, explain_oom, load_text, refit
+from rewired.refit.run import ALGORITHM_VERSION, load_text, refit
 from rewired.refit.weights import Weights, discard
 from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
@@ -163,13 +163,10 @@ class _Job:
         return SelectCost.of(self.checkpoint.shape, self.tp_shards, self.request, missing)
 
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
-        spill = self.request.spill
-        with tempfile.TemporaryDirectory(dir=spill, prefix="rewired-spill-") as folder:
-            weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
-            store = ActivationStore(spill and Path(folder))
+        weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
+        with activation_store(self.request.spill) as store:
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
-            with explain_oom():
-                scorer.run(self.names, self.cache, on_score, on_step)
+            scorer.run(self.names, self.cache, on_score, on_step)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most the limit of what a token may take."""
