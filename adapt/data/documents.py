@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from rewired.text.conversations import Document, read_row
+from rewired.text.conversations import Document, prompt_and_completion, read_row
 
 _ROLES = ("system", "user", "assistant")
 
@@ -15,6 +15,8 @@ def checked_document(row: Mapping[str, Any], where: str) -> Document:
     """The row as a text or a conversation. Raises ValueError, which says `where`, if it cannot be trained on."""
     document = read_row(row, where)
     _check_unicode(document, where)
+    if (parts := prompt_and_completion(row)) and not (parts[1].strip() if isinstance(parts[1], str) else parts[1]):
+        raise ValueError(f"{where} has an empty completion.")
     if isinstance(document, str):
         if not document.strip():
             raise ValueError(f"{where} is an empty text.")

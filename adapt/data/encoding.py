@@ -10,6 +10,8 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
 from trl import SFTConfig
 
+from rewired.text.conversations import prompt_and_completion
+
 from ..recipe.dataset_entry import DatasetEntry
 from .documents import checked_document
 from .files import decode, place
@@ -17,7 +19,7 @@ from .loading import is_wanted
 from .row_stats import FILTERED, NOTHING_LEFT, StreamStats, note_emptied, note_on_file
 from .tokens import IGNORED, Encoder
 
-_VERSION = 4  # increase it when the same row gives other tokens: datasets caches what this code has made
+_VERSION = 5  # increase it when the same row gives other tokens: datasets caches what this code has made
 _FEATURES = Features(  # given, because the first rows may all be left out and show nothing of the others' types
     input_ids=List(Value("int32")),
     labels=List(Value("int32")),
@@ -89,7 +91,8 @@ def _encode_row(
         row = decode(row, where)
         if not is_wanted(source, row):
             return nothing | {"problem": FILTERED}
-        encoded = encoder.encode(checked_document(row, where), where)
+        document, parts = checked_document(row, where), prompt_and_completion(row)
+        encoded = encoder.encode(document, where, parts and parts[0])
     except ValueError as error:
         if isinstance(error, UnicodeDecodeError):  # of a row that datasets decodes only now
             error = ValueError(f"{where} cannot be read ({error}).")

@@ -14,6 +14,9 @@ from rewired.text.rows import ROWS, dataset_errors, is_on_hub
 from ..recipe.dataset_entry import DatasetEntry
 from . import files, instruct
 
+_TEXT = ".txt"
+_UNSUPPORTED = "unsupported format; use .json, .jsonl, .csv, .txt or .parquet."
+
 
 def load(source: DatasetEntry, streaming: bool) -> list[tuple[str, Dataset | IterableDataset]]:
     """The rows of each local file of `source`, or of the dataset on the hub, with their name.
@@ -67,12 +70,13 @@ def _check_local(source: DatasetEntry) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file itself, or all files of rows in the folder. Raises ValueError if there are none."""
+    """The file itself, or all files of rows in the folder; if it has none, those of text. Raises ValueError if there
+    are none."""
     if not path.is_dir():
-        if path.suffix not in ROWS:
-            raise ValueError(f"{path}: unsupported format; use {', '.join(ROWS)}.")
+        if path.suffix not in (*ROWS, _TEXT):
+            raise ValueError(f"{path}: {_UNSUPPORTED}")
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix in ROWS)
-    if not files:
-        raise ValueError(f"{path} holds no data: put {', '.join(ROWS)} files there.")
-    return files
+    for suffixes in (ROWS, (_TEXT,)):
+        if files := sorted(file for file in path.iterdir() if file.suffix in suffixes):
+            return files
+    raise ValueError(f"{path}: {_UNSUPPORTED}")

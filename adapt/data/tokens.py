@@ -54,11 +54,23 @@ class Encoder:
             return cls(tokenizer, training_template(tokenizer), True, begin)
         return cls(tokenizer, tokenizer.chat_template and tokenizer.get_chat_template(), assistant_only, begin)
 
-    def encode(self, document: Document, where: str) -> dict[str, list[int]]:
-        """`input_ids` and `labels`. Raises ValueError, which says `where`, for what the template does not take."""
-        if isinstance(document, str):
-            ids = self._text(document)
-            return {"input_ids": ids, "labels": ids}
+    def encode(self, document: Document, where: str, prompt: Document | None = None) -> dict[str, list[int]]:
+        """`input_ids` and `labels`; a `prompt` that the document begins with is not learnt.
+
+        Raises ValueError, which says `where`, for what the template does not take.
+        """
+        ids, labels = self._text(document) if isinstance(document, str) else self._conversation(document, where)
+        if prompt is not None:
+            given, _ = (
+                self._text(prompt) if isinstance(prompt, str) else self._conversation(prompt, where, is_open=True)
+            )
+            differing = (place for place, (one, other) in enumerate(zip(ids, given, strict=False)) if one != other)
+            begin = next(differing, len(given))  # the last token of a prompt may reach into what follows
+            labels = [IGNORED] * begin + labels[begin:]
+        return {"input_ids": ids, "labels": labels}
+
+    def _conversation(self, turns: Conversation, where: str, is_open: bool = False) -> tuple[list[int], list[int]]:
+        """Tokens and labels; `is_open` where the assistant comes next."""
         if self.template is None:
             raise ValueError(
                 f"{where} is a conversation, and the tokenizer has no template: give a chat_template_path."
@@ -66,24 +78,23 @@ class Encoder:
         try:
             with _one_at_a_time:
                 encoded = self.tokenizer.apply_chat_template(
-                    document,
+                    turns,
                     return_dict=True,
                     return_assistant_tokens_mask=self.assistant_only,
+                    add_generation_prompt=is_open,
                     **dated(self.template),
                 )
         except TemplateError as error:
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
         ids = encoded["input_ids"]
         marks = encoded["assistant_masks"] if self.assistant_only else [1] * len(ids)
-        return {
-            "input_ids": ids,
-            "labels": [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)],
-        }
+        return ids, [token if mark else IGNORED for token, mark in zip(ids, marks, strict=True)]
 
-    def _text(self, text: str) -> list[int]:
+    def _text(self, text: str) -> tuple[list[int], list[int]]:
         """Tokens with one BOS, if the tokenizer adds one, and one EOS, whether the text has its own or not."""
         ids, end = [*self.begin, *tokens_of(text, self.tokenizer, self.begin)], self.tokenizer.eos_token_id
-        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+        ids = ids if end is None or ids[-1:] == [end] else [*ids, end]
+        return ids, ids
 
 
 def set_chat_template(tokenizer: Any, config: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One dataset of a mix; `path` is a dataset on the hub, a file, or a folder of files (.json, .jsonl, .parquet).
+    """One dataset of a mix; `path` is a dataset on the hub, a file (.json, .jsonl, .csv, .txt, .parquet), or a folder
+    of such files.
 
     `name` is the hub's config (`7M`). `weight` is its share of the rows, relative to the others'; where no dataset has
     one, all rows of all are taken. `languages` and `sources` keep the rows whose `langdetect` and `source` are among

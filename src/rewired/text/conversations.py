@@ -11,7 +11,8 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_row(row: Any, where: str) -> Document:
-    """A row with `messages`, `conversations` (as ShareGPT), `instruction` and `output` (as Alpaca), or `text`.
+    """A row with `messages`, `conversations` (as ShareGPT), `instruction` and `output` (as Alpaca), `prompt` and
+    `completion` (as TRL: two texts, or two lists of turns), or `text`.
 
     A `system` beside turns is the first of them, and a `text` beside them is taken for a copy. Raises ValueError, which
     says `where`, for another shape.
@@ -19,6 +20,8 @@ def read_row(row: Any, where: str) -> Document:
     try:
         if isinstance(row, str):
             return row
+        if parts := prompt_and_completion(row):
+            return parts[0] + parts[1]  # type: ignore[operator]  # two of a kind
         turns = _turns(row)
         if turns is None:
             return _words(row["text"])
@@ -27,18 +30,35 @@ def read_row(row: Any, where: str) -> Document:
         return turns
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{where} cannot be read as text ({error}): a row has `text`, `messages`, `conversations`, or "
-            "`instruction` and `output`."
+            f"{where} cannot be read as text ({error}): a row has `text`, `messages`, `conversations`, "
+            "`instruction` and `output`, or `prompt` and `completion`."
         ) from None
+
+
+def prompt_and_completion(row: Any) -> tuple[Document, Document] | None:
+    """The two parts of a row that has them and no turns beside, both texts or both turns. Raises TypeError."""
+    if isinstance(row, str) or _has_turns(row) or row.get("prompt") is None or row.get("completion") is None:
+        return None
+    prompt, completion = (part if isinstance(part, str) else _read(part) for part in (row["prompt"], row["completion"]))
+    if type(prompt) is not type(completion):
+        raise TypeError("of prompt and completion one is a text and one is not")
+    return prompt, completion
+
+
+def _has_turns(row: Any) -> bool:
+    return bool(row.get("messages") or row.get("conversations") or (row.get("instruction") and row.get("output")))
+
+
+def _read(messages: Any) -> Conversation:
+    return [{"role": turn["role"], "content": _words(turn["content"])} for turn in messages]
 
 
 def _turns(row: Any) -> Conversation | None:
     """None where the row is a text, and no turns are beside."""
-    has_turns = row.get("messages") or row.get("conversations") or (row.get("instruction") and row.get("output"))
-    if row.get("text") is not None and not has_turns:
+    if row.get("text") is not None and not _has_turns(row):
         return None
     if row.get("messages") is not None:
-        return [{"role": turn["role"], "content": _words(turn["content"])} for turn in row["messages"]]
+        return _read(row["messages"])
     if row.get("conversations") is not None:
         turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
         return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns]

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 from . import MIX, packaged
 from .conversations import Document, read_row
-from .rows import ROWS, TEXTS, Row, dataset_errors, is_on_hub, read_rows
+from .rows import ARTICLE, ROWS, TEXTS, Row, dataset_errors, is_on_hub, read_rows, read_texts
 
 T = TypeVar("T")
 
 KEPT_BACK = 5  # one document of so many of the packaged mix
 _MOST_DOCUMENTS = 10_000  # taken of a file or of a dataset, which may have no end
 _MOST_CHARACTERS = 1 << 26  # of a text file or of a dataset, which may be books
-_ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 
 
 def sources(text: str) -> list[list[Document]]:
@@ -59,27 +58,7 @@ def _read(path: Path) -> list[Document]:
 
 
 def _read_text(path: Path) -> list[Document]:
-    """A document a line where lines are long, as in dumps of articles; else lines as many as an article's length."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            text = file.read(_MOST_CHARACTERS)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no UTF-8 text.") from None
-    lines = [line for line in text.split("\n") if line.strip()]
-    is_dump = len(lines) > 1 and len(text) / len(lines) > _ARTICLE / 4
-    return shuffled((line[:_ARTICLE] for line in lines) if is_dump else _pieces(text))
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """`text` cut where lines end: books, or many short articles, are read from all over."""
-    piece, size = list[str](), 0
-    for line in text.split("\n"):
-        piece.append(line)
-        size += len(line) + 1
-        if size >= _ARTICLE:
-            yield "\n".join(piece)
-            piece, size = [], 0
-    yield "\n".join(piece)
+    return shuffled(_first(read_texts(path, ARTICLE), size=len))
 
 
 def _read_rows(path: Path) -> list[Document]:

@@ -6,19 +6,23 @@ nothing.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewired.extras import missing
 
-ROWS = (".json", ".jsonl", ".parquet")  # suffixes of files that hold rows
+ROWS = (".json", ".jsonl", ".csv", ".parquet")  # suffixes of files that hold rows
 TEXTS = (".txt", ".md")  # and of those that hold plain text
 FORMAT = 2  # increase it when the same file gives other rows: what is cached of files is then read anew
 
+ARTICLE = 8_000  # characters: no long article shall be all that is read of a dump
 _BATCH = 1_000  # rows of a Parquet file, of which a group may be larger than memory
+_HEAD = 1 << 20  # characters of a text that show how long its lines are
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -42,11 +46,46 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a .parquet file, or of JSON: a list, or a value a line, whichever of the two suffixes it has.
+    """The rows of a .parquet or .csv file, of a plain text, or of JSON: a list, or a value a line, whichever of its two
+    suffixes the file has.
 
     Raises ValueError for a file that has no rows at all.
     """
-    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    read = {".parquet": _parquet_rows, ".csv": _csv_rows} | dict.fromkeys(TEXTS, _text_rows)
+    return read.get(path.suffix, _json_rows)(path)
+
+
+def read_texts(path: Path, longest: int | None = None) -> Iterator[str]:
+    """The documents of a text file: a line each, cut to its `longest`, where lines are long, as in dumps of articles;
+    else as many lines as an article has. Raises ValueError for what is no UTF-8."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = [line for line in file.read(_HEAD).split("\n") if line.strip()]
+            is_dump = len(lines) > 1 and sum(map(len, lines)) / len(lines) > ARTICLE / 4
+            file.seek(0)
+            if is_dump:
+                yield from (line.removesuffix("\n")[:longest] for line in file if line.strip())
+            else:
+                yield from _pieces(file)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text.") from None
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """Texts cut where lines end: books, or many short articles, are read from all over."""
+    piece, size = list[str](), 0
+    for line in lines:
+        piece.append(line)
+        size += len(line)
+        if size >= ARTICLE:
+            yield "".join(piece).removesuffix("\n")
+            piece, size = [], 0
+    yield "".join(piece)
+
+
+def _text_rows(path: Path) -> Iterator[Row]:
+    texts = (text for text in read_texts(path) if text.strip())
+    return (Row(number, json.dumps(text)) for number, text in enumerate(texts, start=1))
 
 
 def is_on_hub(name: str) -> bool:
@@ -113,6 +152,17 @@ def _is_json(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """By the names in the file's first line."""
+    csv.field_size_limit(sys.maxsize)  # a text may be long
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
+            for number, row in enumerate(csv.DictReader(file, restkey=""), start=1):
+                yield Row(number, json.dumps(row), "more cells than names" if "" in row else "")
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read ({error}).") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.adapt.world import conversations, load, texts, write_rows
         ({"conversations": [{"from": "gpt", "value": "a"}] * 2}, "turns out of order"),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
         ({"conversations": [{"from": "human", "text": "q"}]}, "cannot be read as text"),
+        ({"prompt": "q", "completion": " "}, "empty completion"),
+        ({"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]}, "cannot be read as text"),
         (
             {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "a"}]},
             "holds half of a character",
@@ -112,9 +115,21 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     for part in ({"split": "test"}, {"name": "7M"}):
         with pytest.raises(ValueError, match=r"rows.jsonl is on disk, .*leave name and split out"):
             load({"path": path} | part)
-    (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"rows.csv: unsupported format"):
-        load(str(tmp_path / "rows.csv"))
+    (tmp_path / "rows.xlsx").write_text("a,b")
+    for path in (str(tmp_path / "rows.xlsx"), str(tmp_path / "empty")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        sentence = f"{path}: unsupported format; use .json, .jsonl, .csv, .txt or .parquet."
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            load(path)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_a_broken_row_of_a_csv_is_named_or_skipped(streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"text\ngood\nwith,more\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"rows.csv, row 2 cannot be read \(more cells than names\)"):
+        texts(load(str(tmp_path / "rows.csv"), streaming=streaming))
+    found = load(str(tmp_path / "rows.csv"), streaming=streaming, skip_bad=True)
+    assert texts(found) == ["good</s>"] and "2 bad rows left out" in [*found.notes, *found.streamed()][0]
 
 
 def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> None:

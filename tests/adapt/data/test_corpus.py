@@ -13,6 +13,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from rewired.adapt.data.corpus import Corpus
+from rewired.adapt.data.tokens import Encoder
 from tests.adapt.world import conversations, load, texts, write_rows
 from tests.evaluate.world import tokenizer
 
@@ -36,6 +37,45 @@ def test_every_shape_of_row_is_read(tmp_path: Path) -> None:
         row = shapes[name] | {"system": "Be kind."}
         (told,) = texts(load(str(write_rows(tmp_path / f"system-{name}.jsonl", [row]))))
         assert told == f"<|im_start|>system\nBe kind.<|im_end|>\n{expected}", name
+
+
+def learnt(found: Corpus) -> list[str]:
+    return [tokenizer().decode([token for token in row["labels"] if token >= 0]) for row in found.train]
+
+
+@pytest.mark.parametrize("assistant_only", [True, False])
+def test_of_a_prompt_and_its_completion_the_completion_is_learnt(
+    assistant_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts as they are, and turns as the chat template writes them, which is what TRL does."""
+    turns = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user")]
+    rows = [
+        {"prompt": "One and", "completion": " two."},
+        {"prompt": turns, "completion": [{"role": "assistant", "content": "yes"}]},
+    ]
+    of = Encoder.of
+    monkeypatch.setattr(Encoder, "of", lambda tokens, _: of(tokens, assistant_only))
+    found = load(str(write_rows(tmp_path / "rows.jsonl", rows)))
+    chat = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    assert texts(found) == ["One and two.</s>", f"{chat}<|im_start|>assistant\nyes<|im_end|>\n"]
+    assert learnt(found) == [" two.</s>", "yes<|im_end|>" + ("" if assistant_only else "\n")]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_csv_and_plain_text_are_read(streaming: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('\ufeffprompt,completion\n"a, ",b\n"c\n","d ""e"""\n')
+    found = load(str(tmp_path / "rows.csv"), streaming=streaming)
+    assert sorted(texts(found)) == ["a, b</s>", 'c\nd "e"</s>']
+    assert sorted(learnt(found)) == ["b</s>", 'd "e"</s>']
+    (tmp_path / "books").mkdir()
+    book = "".join(f"Line {number} of a book.\n" for number in range(1000))
+    (tmp_path / "books" / "book.txt").write_text("\ufeff" + book)
+    pieces = [text.removesuffix("</s>") for text in texts(load(str(tmp_path / "books"), streaming=streaming))]
+    assert sorted("\n".join(pieces).split("\n")) == sorted(book.split("\n"))
+    assert len(pieces) == 3 and all(7_990 < len(piece) < 8_100 for piece in sorted(pieces, key=len)[1:])
+    (tmp_path / "dump.txt").write_text("".join(f"{letter * 9_000}\n" for letter in "abc"))
+    found = load(str(tmp_path / "dump.txt"), streaming=streaming)
+    assert sorted(texts(found)) == [f"{letter * 9_000}</s>" for letter in "abc"]
 
 
 def test_parquet_and_folders_are_read(tmp_path: Path) -> None:
