@@ -43,10 +43,10 @@ def _adapt(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or the name of one that `--list` shows.")],
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with what is in the output_dir, beyond its end with more --max_steps."),
+        typer.Option("--resume", help="Continue the run in the output_dir; with more --max_steps also beyond its end."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be trained, on how much, and in what memory.")
+        bool, typer.Option("--dry-run", help="Print what would be trained, on how many tokens and in how much memory.")
     ] = False,
     _: Annotated[
         bool,
@@ -55,9 +55,9 @@ def _adapt(
 ) -> None:
     """Train a rewired model as a recipe says: SFT, distillation from the original, or both.
 
-    `--key value` puts another value over any of the recipe's keys, which are those of TRL's SFTConfig and our own:
-    recipes/README.md lists ours. A recipe may name a dense checkpoint and a wiring, and it is converted first. The
-    model that comes of it is in the folder `final` of the output_dir.
+    `--key value` replaces any key of the recipe. Keys are those of TRL's SFTConfig, and ours, which recipes/README.md
+    lists. If a recipe names a dense checkpoint and a wiring, adapt converts it first. The folder `final` of the
+    output_dir gets the trained model.
 
     Examples:
 
@@ -69,7 +69,7 @@ def _adapt(
     ```
     """
     with report_errors(
-        "adapt", "interrupted; the last checkpoint is whole, and the same command goes on with --resume."
+        "adapt", "interrupted; the last checkpoint is whole, and the same command continues with --resume."
     ):
         packaged.find(recipe)  # raises before anything that takes long to import
         with needs(_EXTRA, "adapt"):

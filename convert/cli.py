@@ -35,7 +35,7 @@ _LAYERS_HELP = (
 
 _REST = "How to write it"
 _INTERRUPTED = "interrupted; nothing half-written is left."
-_GOES_ON = " Layers that are fitted are kept in .OUT.refit: the same command goes on with them."
+_GOES_ON = " Fitted layers are kept in .OUT.refit: the same command continues with them."
 
 
 def main() -> None:
@@ -82,17 +82,17 @@ def _convert(
     flags: Flags,
     wiring: Annotated[
         str | None,
-        wiring_option("TEXT", "As a text, such as `ladder+peek@16-32`, or a YAML or JSON file that has it."),
+        wiring_option("TEXT", "The wiring as a text, such as `ladder+peek@16-32`, or a YAML or JSON file of it."),
     ] = None,
     tp_shards: Annotated[
         int | None, wiring_option("R", "Logical shards; default 8, or the largest number below that divides.")
     ] = None,
     refit: Annotated[
         str | None,
-        _fitting("TEXT", "Rewrite the rewired layers' weights in closed form, calibrated on a text; see above."),
+        _fitting("TEXT", "Fit the rewired layers' weights by least squares on a text; see above."),
     ] = None,
     refit_tokens: Annotated[
-        int | None, _fitting("N", "How many tokens of it, 32768 by default; one in eight is held out.")
+        int | None, _fitting("N", "How many tokens of the text, 32768 by default; one in eight is held out.")
     ] = None,
     calibrate: Annotated[
         str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")
@@ -102,8 +102,8 @@ def _convert(
         str | None,
         _fitting(
             "KIND",
-            "Turn the stream's basis, at no cost at inference: hadamard, for quantised payloads, or missing, "
-            "for channels that are not sent.",
+            "Another basis for the stream, free at inference: hadamard for quantised payloads, missing for channels "
+            "that are not sent.",
         ),
     ] = None,
     dtype: Annotated[
@@ -135,11 +135,11 @@ def _convert(
 ) -> None:
     """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
 
-    The weights do not change, so it takes seconds and, within one filesystem, no disk space; unless --dtype casts them,
-    --rotate writes them in another basis, or --refit fits them to their new wiring, by least squares on some text: a
-    file, a folder, a dataset on the hub (owner/name) or, where --refit comes last or before another option, a packaged
-    mix of prose and chat. The result loads with `AutoModelForCausalLM` after `import rewired`, or with
-    `trust_remote_code=True`.
+    The weights stay as they are, so it takes seconds and, within one filesystem, no disk space. Three options change
+    them: --dtype casts them, --rotate writes them in another basis, and --refit fits them to their new wiring by least
+    squares. --refit takes a text: a file, a folder or a dataset on the hub (owner/name). Without one, last or before
+    another option, it takes a packaged mix of prose and chat. The result loads with `AutoModelForCausalLM` after
+    `import rewired`, or with `trust_remote_code=True`.
 
     Examples:
 
@@ -182,7 +182,7 @@ def _convert(
 
 
 def _info(
-    path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not: as convert's SOURCE.")],
+    path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not, named like convert's SOURCE.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
     check_weights: Annotated[

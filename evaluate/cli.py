@@ -15,7 +15,7 @@ from rewired.extras import needs
 
 _ON_WHAT, _HOW = "On what", "How"
 OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
-_INTERRUPTED = "interrupted; the answers to finished tasks are cached, and the same command resumes with the next."
+_INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def _evaluate(
     ],
     rewired: Annotated[list[str] | None, typer.Argument(help="The models to compare with it, named likewise.")] = None,
     control: Annotated[
-        str | None, _on_what("A dense model after the same training, for a column of its own.", metavar="MODEL")
+        str | None, _on_what("A dense model after the same training; it gets a column of its own.", metavar="MODEL")
     ] = None,
     suite: Annotated[
         str | None, _on_what("quick, ladder-table4, ladder-table3, caat-table1, or the path of a YAML file.")
@@ -55,13 +55,16 @@ def _evaluate(
     text: Annotated[
         list[Path] | None, _on_what("Texts for perplexity and divergence; by default a page of prose.", metavar="FILE")
     ] = None,
-    no_text: Annotated[bool, _on_what("Measure no perplexity and divergence.", "--no-text")] = False,
+    no_text: Annotated[bool, _on_what("Leave perplexity and divergence out.", "--no-text")] = False,
     text_tokens: Annotated[int, _on_what("Only the first N tokens of each text.", metavar="N")] = 8192,
     data: Annotated[
-        Path | None, _on_what("Rows without a hub, from `rewired data fetch benchmarks DIR`.", metavar="DIR")
+        Path | None,
+        _on_what(
+            "Take tasks' items from here, by `rewired data fetch benchmarks DIR`, and not from a hub.", metavar="DIR"
+        ),
     ] = None,
-    batch_size: Annotated[str, _how("A number, or auto: as many as fit, 16 to generate, 8 on a CPU.")] = "auto",
-    dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's, on a CPU float32.")] = "auto",
+    batch_size: Annotated[str, _how("A number, or auto: as many as fit; 16 to generate; 8 on a CPU.")] = "auto",
+    dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's; float32 on a CPU.")] = "auto",
     device: Annotated[str, _how("cuda, cpu, or auto: cuda where there is one.")] = "auto",
     tp: Annotated[int, _how("The number of ranks to split each model over.", metavar="N")] = 1,
     engine: Annotated[
@@ -70,7 +73,7 @@ def _evaluate(
     run_model_code: Annotated[
         bool, _how("Let tasks such as HumanEval run code that the model wrote, in a sandbox.", "--run-model-code")
     ] = False,
-    fresh: Annotated[bool, _how("Run all tasks again, whatever is cached.", "--fresh")] = False,
+    fresh: Annotated[bool, _how("Run all tasks again and ignore cached answers.", "--fresh")] = False,
     out: Annotated[
         Path | None, _how("The folder to write; by default named after the models and the suite.", metavar="DIR")
     ] = None,

@@ -18,11 +18,9 @@ def _generate(
     source: Annotated[str, typer.Argument(help="A checkpoint, rewired or not, named like convert's SOURCE.")],
     prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
     tp: Annotated[int, typer.Option(help="The number of ranks to split the model over; one GPU each.", min=1)] = 1,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="The number of tokens to stop at if the model does not stop before.", min=1)
-    ] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="The seed of sampling, where the temperature is not 0.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate.", min=1)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling, if the temperature is not 0.")] = 0,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template; by default if the checkpoint has one."),
@@ -32,7 +30,7 @@ def _generate(
 ) -> None:
     """Continue a prompt, token by token, on one rank or many.
 
-    The ranks are started here, one process each: NCCL on GPUs, gloo on a CPU. A rank that dies ends all of them.
+    It starts the ranks, one process each: NCCL on GPUs, gloo on a CPU. A rank that dies ends all of them.
 
     Examples:
 

@@ -33,25 +33,25 @@ def _bench(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of results; an interrupted bench goes on in it.")
+        Path, typer.Option(metavar="DIR", help="The folder of results; an interrupted bench continues there.")
     ],
     tp: Annotated[
         str | None,
-        typer.Option(metavar="N,...", help="Ranks to split the model over, 2 by default; torchrun's if it is."),
+        typer.Option(metavar="N,...", help="Ranks to split the model over; by default 2, or torchrun's."),
     ] = None,
     wirings: Annotated[
         str,
         typer.Option(
             metavar="TEXT; ...",
-            help="What is timed beside standard and the engine's own Llama: ladder+peek@16-32, say; own is a rewired "
-            "checkpoint's, and none has no communication.",
+            help="What to time beside standard and the engine's own Llama, such as ladder+peek@16-32. own is the "
+            "checkpoint's wiring; none has no communication.",
         ),
     ] = _WIRINGS,
     prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill.")] = 1024,
     new: Annotated[int, typer.Option(metavar="N", help="Tokens to decode after it.")] = 128,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at once.")] = "1",
-    layers: Annotated[int | None, typer.Option(metavar="N", help="Run only so many layers of the model.")] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", help="How often each is timed, in turns.")] = 9,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Run only the first N layers of the model.")] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", help="How often to time each, in turns.")] = 9,
     compiled: Annotated[
         bool,
         typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache, with CUDA graphs on GPUs."),
@@ -60,24 +60,24 @@ def _bench(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="Also measure over a slow link between ranks of this machine, such as 1gbit: on a CPU, as root. On "
-            "NVIDIA, no-p2p: GPUs reach each other through host memory.",
+            help="Also time over a slow link between ranks of this machine: on CPUs, as root, a rate such as 1gbit; "
+            "on NVIDIA no-p2p, where GPUs reach each other through host memory.",
         ),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(help="What runs the models: transformers, transformers-cb, its continuous batching, or vllm."),
+        typer.Option(help="What runs the models: transformers, transformers-cb (its continuous batching) or vllm."),
     ] = TRANSFORMERS,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also trace a prefill, and draw a timeline in which overlap can be seen.")
+        bool, typer.Option("--profile", help="Also trace a prefill and draw a timeline that shows the overlap.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
 ) -> None:
-    """Measure on this machine how much faster each wiring is, against the best baselines there are.
+    """Measure on this machine how much faster each wiring is than the best baselines.
 
-    Prefill and decoding are timed in turns on tensor-parallel ranks, which are started here or are torchrun's. Into DIR
-    go results.json, which rewired plan --calibrate takes, a report and plots.
+    It times prefill and decoding in turns, on tensor-parallel ranks that it starts or that are torchrun's. DIR gets a
+    report, plots, and results.json, which rewired plan --calibrate takes.
 
     Examples:
 
@@ -87,7 +87,7 @@ def _bench(
     torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
     ```
     """
-    with report_errors("rewired bench", when_interrupted=f"interrupted; the same command goes on in {out}."):
+    with report_errors("rewired bench", when_interrupted=f"interrupted; the same command continues in {out}."):
         with needs("convert", "rewired bench"):
             import matplotlib  # noqa: F401 - missed before anything is measured
         from .run import bench

@@ -28,31 +28,31 @@ def _plan(
     ] = "h100",
     library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, trtllm or nccl.")] = "vllm",
     tp: Annotated[
-        int | None, typer.Option(metavar="R", help="Tensor-parallel degree; by default all GPUs, else replicas of it.")
+        int | None, typer.Option(metavar="R", help="Tensor-parallel degree; all GPUs by default, fewer give replicas.")
     ] = None,
-    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt, or of a training sequence.")] = 2048,
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt or of a training sequence.")] = 2048,
     new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 256,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="N,...", help="Sequences at once, 1,16,64 by default; of a training step, one a GPU."),
+        typer.Option(metavar="N,...", help="Sequences at once, by default 1,16,64; for training one a GPU."),
     ] = None,
-    goal: Annotated[str, typer.Option(help="What to rank by: ttft, latency (of a token), throughput; or train.")] = (
+    goal: Annotated[str, typer.Option(help="What to rank by: ttft, latency (of a token), throughput or train.")] = (
         "throughput"
     ),
     wirings: Annotated[
         str | None,
-        typer.Option(metavar="TEXT; ...", help="What to price: ladder+peek@16-32, say; by default a list of many."),
+        typer.Option(metavar="TEXT; ...", help="The wirings to price, such as ladder+peek@16-32; by default many."),
     ] = None,
     max_kl: Annotated[
         float | None,
         typer.Option(metavar="KL", help="The most that a wiring may cost, in nats a token; 0.25, if none is named."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List all that is priced, not only what is worth it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every priced wiring, not only those worth it.")] = False,
     frontier: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also plan for the choices in this selection.json of select.")
+        Path | None, typer.Option(metavar="FILE", help="Also price the choices in this selection.json of select.")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Scale to this results.json of bench, of your own machine.")
+        Path | None, typer.Option(metavar="FILE", help="Use your machine's own speed: a results.json of bench.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also print where the time of a layer goes.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw speedup over KL into this PNG.")] = None,
@@ -60,8 +60,8 @@ def _plan(
 ) -> None:
     """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
 
-    Times follow from data sheets, measured all-reduces and a fit to published runs; docs/plan.md says how far they
-    were right. Ratios are promised, absolute times are not.
+    It promises ratios, not absolute times. They follow from data sheets, measured all-reduces and a fit to published
+    runs. docs/plan.md says how far off they were.
 
     Examples:
 

@@ -28,37 +28,42 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _select(
-    source: Annotated[str, typer.Argument(help="A dense Llama, as convert's SOURCE.")],
+    source: Annotated[str, typer.Argument(help="A dense Llama, named like convert's SOURCE.")],
     wirings: Annotated[
         str,
         typer.Option(
             metavar="TEXT; ...",
-            help="What a layer may become, say ladder+peek; of several, or of mix, whichever is best for it.",
+            help="What layers may become: ladder+peek, say. Of several, or mix, each gets its best.",
         ),
     ] = "ladder",
     budget: Annotated[int | None, typer.Option(metavar="N", help="How many layers to rewire.")] = None,
     exposed: Annotated[
-        int | None, typer.Option(metavar="N", help="Or: how many all-reduces a token may wait for.")
+        int | None, typer.Option(metavar="N", help="Or: the most all-reduces that a token waits for.")
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option("--bytes", metavar="SHARE", help="Or: what all-reduces may carry, of the dense model's."),
+        typer.Option("--bytes", metavar="SHARE", help="Or: the largest share of the dense model's bytes."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The folder to write; by default its name says what was asked.")
+        str | None,
+        typer.Option(metavar="DIR", help="The folder to write; by default its name says what was asked for."),
     ] = None,
     text: Annotated[
-        str, typer.Option(help="What to score on: as convert's --refit; by default a packaged mix of prose and chat.")
+        str,
+        typer.Option(help="The text to score on, like convert's --refit; by default a packaged mix of prose and chat."),
     ] = MIX,
-    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens of it; one in eight is held out.")] = 16_384,
+    tokens: Annotated[
+        int, typer.Option(metavar="N", help="How many tokens of the text; one in eight is held out.")
+    ] = 16_384,
     tp_shards: Annotated[
-        int | None, typer.Option(metavar="R", help="Logical shards; default 8, or the largest number below.")
+        int | None,
+        typer.Option(metavar="R", help="Logical shards; default 8, or the largest number below that divides."),
     ] = None,
     spill: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep activations in files there, not in memory.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option(help="Refit the choice, and the last layers at the same budget, and compare.")
+        bool, typer.Option(help="Refit the choice and the last layers at the same budget, and compare them.")
     ] = True,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub SOURCE.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier selection in DIR.")] = False,
@@ -66,10 +71,10 @@ def _select(
         bool, typer.Option("--dry-run", help="Check everything, say what would be measured and how long it takes.")
     ] = False,
 ) -> None:
-    """Choose which layers to rewire: those that cost least, measured after a refit of each one alone.
+    """Choose the layers that cost least to rewire, each measured after a refit of it alone.
 
-    DIR gets the scores, a plot, the choice (selection.json), and wiring.json for `convert --wiring`. Scores are kept
-    in the cache: another budget needs no second scoring.
+    DIR gets the scores, a plot, the choice (selection.json), and wiring.json for `convert --wiring`. The cache keeps
+    scores, so another budget needs no second scoring.
 
     Examples:
 
@@ -80,7 +85,7 @@ def _select(
     convert llama-3.1-8b --wiring llama-3.1-8b-select-ladder-peek-16/wiring.json --refit
     ```
     """
-    interrupted = "interrupted; what is scored is kept: the same command goes on with them."
+    interrupted = "interrupted; scores are kept: the same command continues with them."
     with report_errors("rewired select", interrupted), Bars() as bars:
         if bars.is_terminal:  # a log has one sentence where something is refused
             bars.spin("reading the model and the text")
