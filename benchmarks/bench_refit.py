@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,39 +41,22 @@ CONFIG = {
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
 }
-WIRINGS = ("ladder", "ladder+peek", "desync-2x")  # of the second layer
 _ESTIMATE = re.compile(r"about ([\d.]+) GB of host memory .*? ([\d.]+) GB for matrices.* and ([\d.,]+) TFLOP")
-
-
-@dataclass(frozen=True)
-class Row:
-    command: str
-    stated: tuple[float, float, float]  # GB of activations, GB of matrices, TFLOP
-    peak: float  # GB, without what --spill has in files
-    seconds: float
-    is_spilled: bool
-
-    def cells(self) -> list[str]:
-        activations, matrices, operations = self.stated
-        estimate = matrices + activations * (not self.is_spilled)
-        measured = f"{self.peak:.1f}", f"{operations:,.0f}", f"{self.seconds / 60:.0f}"
-        return [f"`{self.command}`", f"{estimate:.1f}", *measured]
 
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--wirings", nargs="*", choices=WIRINGS, default=WIRINGS)
     made.add_argument("--tokens", type=int, default=65_536)
     made.add_argument("--workdir", type=Path, default=REPO / "build", help="where to make the model (4 GB)")
     args = made.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="bench-refit-", dir=args.workdir) as folder:
         make_model(Path(folder) / "llama-8b-2-layers")
-        rows = [measure(wiring, args.tokens, Path(folder)) for wiring in args.wirings]
+        cells, peak = measure(args.tokens, Path(folder))
     headings = ["command", "estimated GB", "measured GB", "estimated TFLOP", "minutes"]
-    text = _TEXT.format(words=CONFIG["vocab_size"]) + markdown(headings, [row.cells() for row in rows])
+    text = _TEXT.format(words=CONFIG["vocab_size"]) + markdown(headings, [cells])
     publish("What a refit needs", text, ("rewired", "torch"), args.write)
-    sys.exit(any(row.peak > LIMIT for row in rows))
+    sys.exit(peak > LIMIT)
 
 
 def make_model(folder: Path) -> None:
@@ -92,12 +73,10 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
 
 
-def measure(wiring: str, tokens: int, folder: Path) -> Row:
-    """A refit in a fresh process. Wirings whose views differ per shard hold more activations, and spill them."""
-    is_spilled = wiring != "ladder"
-    options = ["--refit", "mix", "--refit-tokens", str(tokens)]
-    options += ["--spill", "."] if is_spilled else []
-    command = ["convert", "llama-8b-2-layers", wiring, "--wiring", f"{wiring}@1", *options]
+def measure(tokens: int, folder: Path) -> tuple[list[str], float]:
+    """Cells for a refit in a fresh process, and the GB of its peak."""
+    command = ["convert", "llama-8b-2-layers", "ladder", "--wiring", "ladder@1"]
+    command += ["--refit", "mix", "--refit-tokens", str(tokens)]
     started = time.perf_counter()
     with (folder / "stderr").open("w+") as stderr:
         process = subprocess.Popen([CONVERT, *command[1:]], cwd=folder, stdout=stderr, stderr=stderr)
@@ -109,14 +88,12 @@ def measure(wiring: str, tokens: int, folder: Path) -> Row:
         output = stderr.read()
     if process.returncode:
         sys.exit(f"{shlex.join(command)} failed with exit status {process.returncode}:\n{output}")
-    shutil.rmtree(folder / wiring)
+    minutes = (time.perf_counter() - started) / 60
     estimate = _ESTIMATE.search(output)
     assert estimate, "convert prints the estimate of its refit"
     activations, matrices, operations = (float(number.replace(",", "")) for number in estimate.groups())
-    stated = (activations, matrices, operations)
-    row = Row(shlex.join(command), stated, peak, time.perf_counter() - started, is_spilled)
-    print(row.cells(), flush=True)
-    return row
+    numbers = f"{activations + matrices:.1f}", f"{peak:.1f}", f"{operations:,.0f}", f"{minutes:.0f}"
+    return [f"`{shlex.join(command)}`", *numbers], peak
 
 
 def anonymous(pid: int) -> float:
@@ -130,9 +107,9 @@ def anonymous(pid: int) -> float:
 
 
 _TEXT = """A model of Llama-3.1-8B's shape with two layers, of which the last is rewired, {words:,} words and
-tp_shards 8; float32 on the CPU. Memory is what the process holds at its peak, files aside (weights are read from files,
-and `--spill` has activations in files, too). A refit holds one layer at a time: with 32 layers memory is the same, and
-the operations are those of the layers.
+tp_shards 8; float32 on the CPU. Memory is what the process holds at its peak, files aside: weights are
+read from files. A refit holds one layer at a time: with 32 layers memory is the same, and the operations are those of
+the layers.
 
 """
 

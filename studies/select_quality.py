@@ -33,7 +33,6 @@ REQUESTS = {
     "ladder-15": SelectRequest("ladder", budget=15, measure=False),
     "ladder-22": SelectRequest("ladder", budget=22, measure=False),
     "desync-2x-15": SelectRequest("desync-2x", budget=15, measure=False),
-    "mix-30-exposed": SelectRequest("mix", exposed=30, measure=False),
 }
 
 
