@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rewired.checkpoint.checkpoint import Checkpoint, read_json
 from rewired.cli import report_errors
+from rewired.families import family_of
 from rewired.sources import checkpoint_folder
 
 
@@ -43,6 +46,7 @@ def _generate(
     with report_errors("rewired generate"):
         _check(prompt, dtype, device)
         folder = checkpoint_folder(source)
+        _check_split(folder, tp)  # before torch is loaded
         from .generate import Prompt, generate
 
         generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
@@ -55,3 +59,16 @@ def _check(prompt: str, dtype: str, device: str) -> None:
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
     if device not in ("auto", "cuda", "cpu"):
         raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
+
+
+def _check_split(folder: Path, ranks: int) -> None:
+    """Raise ValueError if `ranks` ranks cannot hold equal parts of the model in `folder`; `generate` alone judges other
+    families."""
+    if family_of(read_json(folder / "config.json").get("model_type")):
+        checkpoint = Checkpoint.open(folder)
+        if checkpoint.wiring.depends_on_shards and checkpoint.shards() % ranks:
+            raise ValueError(
+                f"tp_size {ranks} does not divide tp_shards {checkpoint.shards()}, on which it depends what this model "
+                "computes: choose a --tp that divides."
+            )
+        checkpoint.shape.check_shards(ranks, "tp_size")
