@@ -16,12 +16,10 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import quality
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from rewired.adapt.recipe.reading import read
@@ -29,10 +27,7 @@ from rewired.adapt.run import adapt
 from rewired.adapt.start import RECORD
 from rewired.convert import Request, convert
 from rewired.model.wiring_text import parse_wiring
-from rewired.sources import checkpoint_folder
 from rewired.tables import markdown
-from rewired.text import MIX
-from rewired.text.documents import sources
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDER = REPO / "results" / "adapt-smollm2"
@@ -40,11 +35,9 @@ RESULT = FOLDER / "measured.jsonl"
 QUICK, ORIGINAL = FOLDER / "quick.json", "smollm2-135m"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
-ROW = 512  # tokens
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
 TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
-MIX_ROWS = [{"path": f"build/adapt-smollm2/mix-{name}.jsonl"} for name in quality.FILES]
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
 HEAD = "# All trainings\n\n[README.md](README.md) has the method.\n"
@@ -58,10 +51,7 @@ TRAININGS: dict[str, dict[str, Any] | None] = {
     "refit + distillation, half of it plain texts": AND_TEXTS,
 }
 MORE: dict[str, dict[str, dict[str, Any]]] = {
-    "15-30": {
-        "refit + distillation, three times as long": {"max_steps": 900},
-        "refit + distillation, on the kinds of text that judge": {"datasets": MIX_ROWS},
-    },
+    "15-30": {"refit + distillation, three times as long": {"max_steps": 900}},
     "0-30": {"refit + distillation, half of it plain texts, three times as long": AND_TEXTS | {"max_steps": 900}},
 }
 
@@ -113,29 +103,6 @@ def evaluated(name: str, training: dict[str, Any] | None) -> str:
     return f"{_file_name(name)}/final"
 
 
-def _write_rows(paths: Collection[str]) -> None:
-    """Write those of the training files that are derived from others; they are always the same."""
-    MADE.mkdir(parents=True, exist_ok=True)
-    if TEXTS["path"] in paths:
-        write_texts(REPO / TEXTS["path"])
-    if MIX_ROWS[0]["path"] in paths:
-        write_mix()
-
-
-def write_mix() -> None:
-    """The text that refits are fitted on: each file of the packaged mix without its held-out part."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(quality.MODEL))
-    for entry, documents in zip(MIX_ROWS, sources(MIX), strict=True):
-        rows = list[dict[str, Any]]()
-        for document in documents:
-            if isinstance(document, str):
-                ids = tokenizer(document)["input_ids"]
-                rows += [{"text": tokenizer.decode(ids[at : at + ROW])} for at in range(0, len(ids), ROW)]
-            else:
-                rows.append({"messages": document})
-        (REPO / entry["path"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def write_texts(out: Path) -> None:
     """Plain texts that begin with any word: the longest turn of each conversation without its first third."""
     with (REPO / ROWS[0]["path"]).open() as chats:
@@ -166,7 +133,9 @@ def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path
         return convert(quality.MODEL, scratch / name, Request(parse_wiring(wiring))).out
     if training is REFIT:
         return _made(f"{name} + distillation", wiring, {}, scratch).parent / "start"
-    _write_rows([entry["path"] for entry in training.get("datasets", ())])
+    if TEXTS["path"] in [entry["path"] for entry in training.get("datasets", ())]:
+        MADE.mkdir(parents=True, exist_ok=True)
+        write_texts(REPO / TEXTS["path"])
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
     flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
