@@ -61,7 +61,7 @@ def _plan(
     """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
 
     It promises ratios, not absolute times. They follow from data sheets, measured all-reduces and a fit to published
-    runs. docs/plan.md says how far off they were.
+    runs. docs/plan-checks.md says how far off they were.
 
     Examples:
 

@@ -15,7 +15,7 @@ from .engine import Engine
 from .hardware import Hardware
 from .pass_time import PassTime, pass_time
 
-# How wrong all-reduce times and the hidden share may be: most published speedups lie in what follows (docs/plan.md).
+# How wrong all-reduce times and the hidden share may be: most published speedups lie within (docs/plan-checks.md).
 COMMUNICATION_ERROR = 0.2
 HIDE_ERROR = 0.1
 _LARGE = 256 * 1024 * 1024  # bytes of a message that has the full bandwidth

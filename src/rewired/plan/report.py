@@ -13,7 +13,7 @@ from .pass_time import pass_time
 from .ranking import Priced, Ranking
 
 PROMISE = (
-    "Trust the ratios more than the times: docs/plan.md says how far they were right. 'none' does not "
+    "Trust the ratios more than the times: docs/plan-checks.md says how far off they were. 'none' does not "
     "communicate at all: its output is wrong, and its speedup the bound."
 )
 
