@@ -54,6 +54,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "truncated": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "is not a whole safetensors"),
     "no header": (lambda f: (f / WEIGHTS).write_bytes(b""), "it ends after 0 bytes, inside its header"),
     "pickled": (pickle, "holds only pickled weights"),
+    "other weights": (
+        lambda f: edit_json(f / "config.json", transformers_weights="adapter_model.bin"),
+        "takes the weights from 'adapter_model.bin'",
+    ),
     "a link to itself": (link_to_itself, f"{WEIGHTS} is missing"),
     "no tensor": (lambda f: edit_tensors(f / WEIGHTS, {"model.norm.weight": None}), "lacks the tensor"),
     "another shape": (lambda f: edit_tensors(f / WEIGHTS, {"model.norm.weight": torch.ones(3)}), r"has shape \[3\]"),

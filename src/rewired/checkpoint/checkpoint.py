@@ -71,6 +71,14 @@ class Checkpoint:
 
     def weight_files(self) -> list[Path]:
         """The safetensors files, in order. Raises ValueError if there are none or one is missing or outside."""
+        named = self.config.get(
+            "transformers_weights"
+        )  # which transformers loads instead of what we check, if it is set
+        if named not in (None, SINGLE, INDEX):
+            raise ValueError(
+                f"config.json takes the weights from {named!r} (transformers_weights), and only {SINGLE} and {INDEX} are "
+                "read: rename that file, and remove the entry."
+            )
         if (self.folder / INDEX).is_file():
             names = sorted(set(self._weight_map().values()))
             for name in names:
