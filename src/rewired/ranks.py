@@ -23,7 +23,7 @@ from typing import Any
 
 from .quantities import count
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 600.0
 _GRACE_SECONDS = 3.0  # how much later than the first failure its cause may arrive
 
 

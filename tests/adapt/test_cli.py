@@ -28,7 +28,7 @@ main()
 def test_a_missing_package_is_one_sentence(package: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("{model: some/model, datasets: [some/data]}")
     command = [sys.executable, "-c", WITHOUT.format(package), tmp_path / "r.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert f"adapt needs the package '{package}', which is not installed: pip install " in done.stderr
     assert "[adapt]" in done.stderr

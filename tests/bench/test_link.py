@@ -171,7 +171,7 @@ def test_nothing_is_left_after_sigterm() -> None:
     with process_with_link() as process:
         assert len(namespaces(process.pid)) == 2
         process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait() == 128 + signal.SIGTERM
         assert namespaces(process.pid) == set()
 
 
@@ -179,13 +179,13 @@ def test_nothing_is_left_after_sigterm() -> None:
 def test_what_a_killed_run_left_is_removed_by_the_next_but_nothing_of_one_that_is_alive() -> None:
     with process_with_link() as killed, process_with_link() as alive:
         killed.kill()
-        killed.wait(60)
+        killed.wait()
         assert len(namespaces(killed.pid)) == 2
         open_link()
         assert namespaces(killed.pid) == set()
         assert len(namespaces(alive.pid)) == 2
         alive.terminate()
-        alive.wait(60)
+        alive.wait()
 
 
 @contextmanager

@@ -80,5 +80,5 @@ def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.Com
     """An installed command, as a user runs it: `run("convert", source, "--ladder-layers", "2-4", cwd=folder)`."""
     command = [str(Path(sys.executable).parent / arguments[0]), *map(str, arguments[1:])]
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, env=os.environ | {"COLUMNS": "200"} | environment
+        command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"} | environment
     )

@@ -155,13 +155,12 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     command += ["--no-text", "--batch-size", "1", "--limit", "5", "--out", tmp_path / "out"]
     environment = os.environ | {"REWIRED_CACHE": str(tmp_path / "cache")}
     running = subprocess.Popen(command, cwd=world, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "cache" / "answers").glob("piqa-*")) and time.monotonic() < deadline:
+    while not list((tmp_path / "cache" / "answers").glob("piqa-*")) and running.poll() is None:
         time.sleep(0.01)
     running.kill()
     running.wait()
     assert not (tmp_path / "out").exists()
-    done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "dense: 1 of 2 tasks cached" in done.stderr
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
@@ -171,7 +170,7 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
 def test_a_missing_package_is_said_before_anything_is_measured(package: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from rewired.scripts import evaluate; evaluate()"
     command = [sys.executable, "-c", code, "nowhere"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', package)}\n"
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 
 from tests.serve.vllm.models import WIRINGS, answers, regret, save
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.gpu
 BFLOAT16 = {"dtype": "bfloat16", "enforce_eager": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "overlap": {},

@@ -16,7 +16,7 @@ REWIRED, CONVERT = ([str(Path(sys.executable).with_name(name))] for name in ("re
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     wide = {**os.environ, "COLUMNS": "120", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide)
+    return subprocess.run(command, capture_output=True, text=True, env=wide)
 
 
 def test_the_version() -> None:

@@ -75,7 +75,7 @@ def kill_rank_1() -> None:
 
 def test_a_collective_that_never_comes_ends_in_the_groups_timeout() -> None:
     with pytest.raises(RankError, match="Rank 0 failed"):
-        run_on_ranks(stay_away, 2, timeout_seconds=2)
+        run_on_ranks(stay_away, 2, timeout_seconds=10)
     assert no_rank_is_left()
 
 
@@ -93,5 +93,5 @@ def test_one_rank_takes_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_rank_is_left() -> bool:
     (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
-    _, alive = psutil.wait_procs(server.children(), timeout=5)
+    _, alive = psutil.wait_procs(server.children())
     return not alive

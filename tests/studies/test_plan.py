@@ -63,7 +63,6 @@ def test_trends_that_the_paper_states() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_the_parameters_are_what_the_fit_finds() -> None:
     found = tomllib.loads(fit.toml(ladder_benchmark.NAME, fit.fit(published())))[ladder_benchmark.NAME]
     stored = fitted(ladder_benchmark.NAME)

@@ -71,13 +71,11 @@ class Checkpoint:
 
     def weight_files(self) -> list[Path]:
         """The safetensors files, in order. Raises ValueError if there are none or one is missing or outside."""
-        named = self.config.get(
-            "transformers_weights"
-        )  # which transformers loads instead of what we check, if it is set
+        named = self.config.get("transformers_weights")  # transformers would load these instead of what is checked here
         if named not in (None, SINGLE, INDEX):
             raise ValueError(
-                f"config.json takes the weights from {named!r} (transformers_weights), and only {SINGLE} and {INDEX} are "
-                "read: rename that file, and remove the entry."
+                f"config.json takes the weights from {named!r} (transformers_weights), and only {SINGLE} and {INDEX} "
+                "are read: rename that file, and remove the entry."
             )
         if (self.folder / INDEX).is_file():
             names = sorted(set(self._weight_map().values()))

@@ -66,7 +66,6 @@ def launch(launcher: str, ranks: int, recipe: Path, *flags: str, what: Sequence[
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert done.returncode == 0, done.stderr
 

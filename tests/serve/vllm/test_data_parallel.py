@@ -14,7 +14,7 @@ from .engine import end
 from .models import PROMPTS, WIRINGS, add_tokenizer, greedy, save
 from .server import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def test_both_replicas_answer_with_the_same_tokens(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ pytest.importorskip("vllm")
 
 from .models import PROMPTS, WIRINGS, answers, greedy, regret, save, save_adapter
 
-pytestmark = pytest.mark.timeout(1200)
 NO_OVERLAP = {"hf_overrides": {"overlap": False}}
 ONE_PASS = {"prompts": PROMPTS[:1], "new_tokens": 1, "record_events": True}
 BIASED_AND_TIED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}

@@ -21,8 +21,6 @@ from .engine import end
 from .models import NEW_TOKENS, PROMPTS, WIRINGS, add_tokenizer, greedy, save
 from .server import ROOM, Server
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

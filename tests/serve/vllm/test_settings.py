@@ -15,7 +15,6 @@ from tests.rewired.tiny import stock_twin
 
 from .models import WIRINGS, answers, greedy, save
 
-pytestmark = pytest.mark.timeout(1200)
 ALIKE = [[*range(2, 66), last] for last in (7, 8, 9)]  # prompts that share all tokens but the last
 PREFIX_CACHING = {"prompts": ALIKE, "enable_prefix_caching": True, "block_size": 32, "max_num_seqs": 1}
 

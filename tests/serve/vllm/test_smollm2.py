@@ -15,7 +15,6 @@ from rewired.convert import Request, convert
 from .engine import run
 from .models import NEW_TOKENS, greedy
 
-pytestmark = pytest.mark.timeout(1200)
 TEXTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time, in a village by the sea, there lived a"]
 WIRINGS: dict[int, list[dict[str, Any]]] = {
     1: [{"layers": "20-30", "preset": "ladder"}],

@@ -11,7 +11,6 @@ pytest.importorskip("vllm")
 
 from .models import WIRINGS, answers, greedy, save
 
-pytestmark = pytest.mark.timeout(1200)
 LADDER_ABOVE = [{"layers": "2-4", "preset": "ladder"}]
 LADDER_BELOW = [{"layers": "0-2", "preset": "ladder"}]
 

@@ -14,8 +14,6 @@ pytest.importorskip("vllm")
 
 from .models import PAYLOADS, WIRINGS, answers, greedy, regret, save
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def ranks(request: pytest.FixtureRequest) -> int:
