@@ -54,7 +54,7 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     longest = config.max_length or student.config.max_position_embeddings
     held_out = corpus.held_out_texts(longest) if config.eval_steps else []
     if config.eval_steps and not held_out:
-        raise ValueError("eval_steps measures on what is held out, which has no two tokens: leave it out.")
+        raise ValueError("eval_steps measures held-out rows, and none has two tokens: leave it out.")
     if len(stages) == 1 and (note := note_on_model(recipe)):
         corpus.notes.append(note)
     if missing:

@@ -52,7 +52,7 @@ def refit_request(
         return None
     texts = {text for text in (refit, calibrate) if text is not None} - {MIX}
     if len(texts) > 1:
-        raise ValueError("--refit and --calibrate name different texts: both are fitted on one, name it once.")
+        raise ValueError("--refit and --calibrate name different texts: both fit on one text, so name it once.")
     tokens = RefitRequest.tokens if tokens is None else tokens
     check_fitting("--refit-tokens", tokens, spill)
     text = next(iter(texts), MIX)

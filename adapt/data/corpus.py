@@ -147,9 +147,7 @@ def _check_streams(parts: Sequence[IterableDataset], stream_stats: Sequence[Stre
     """Raise ValueError for a stream without a row to train on: begun anew for ever, it would give nothing for ever."""
     if any(next(iter(rows), None) is None for rows in parts):
         notes = "".join(f" {stats.note()}." for stats in stream_stats)
-        raise ValueError(
-            f"Beyond what is held out, no row of the stream of a dataset can be trained on: give more data.{notes}"
-        )
+        raise ValueError(f"A streamed dataset has no row to train on beyond the held-out ones: give more data.{notes}")
 
 
 def _each(rows: IterableDataset) -> Iterator[dict[str, Any]]:

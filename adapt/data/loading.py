@@ -64,7 +64,7 @@ def mix(parts: Sequence[Any], weights: Sequence[float | None], seed: int) -> Any
 def _check_local(source: DatasetEntry) -> None:
     if source.name or source.split != "train":
         raise ValueError(
-            f"Of `datasets`, {source.path} is on disk, where all of a file is read: leave name and split out, or name "
+            f"In `datasets`, {source.path} is on disk, where all of a file is read: leave name and split out, or name "
             "the file of that split."
         )
 

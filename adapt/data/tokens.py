@@ -139,7 +139,7 @@ def training_template(tokenizer: Any) -> str:
         ):
             return candidate
     raise ValueError(
-        "No training template is known that writes what this tokenizer's chat template does: give one that marks the "
+        "No known training template writes what this tokenizer's chat template writes: give one that marks the "
         "assistant's turns with {% generation %} by chat_template_path, or learn all by assistant_only_loss: false."
     )
 

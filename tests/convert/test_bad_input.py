@@ -107,11 +107,11 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing shard": (lambda f: (f / LAST).unlink(), "is missing"),
     "index points to a parent": (
         lambda f: point_index(f, "../other.safetensors"),
-        "no .safetensors file of its folder",
+        "not a .safetensors file of its folder",
     ),
     "index points to an absolute path": (
         lambda f: point_index(f, "/etc/hostname"),
-        "no .safetensors file of its folder",
+        "not a .safetensors file of its folder",
     ),
     "index points to another kind of file": (lambda f: point_index(f, "README.md"), "names 'README.md'"),
     "a link leads out": (link_out, "is a link that leaves its folder"),

@@ -151,7 +151,7 @@ FILES = {
         "The suite {path} has the key 'zzz', which is not known: did you mean about, paper or tasks?",
     ),
     "a key that is a number": (PIQA + "\n7: 1", "The suite {path} has the key '7', which is not known: did you mean "),
-    "an entry that is no mapping": ("tasks: [piqa]", "In the suite {path}, an entry has no 'task': piqa."),
+    "an entry that is not a mapping": ("tasks: [piqa]", "In the suite {path}, an entry has no 'task': piqa."),
     "an entry without a task": ("tasks: [{shots: 0}]", "In the suite {path}, an entry has no 'task': {'shots': 0}."),
     "a task that is no text": ("tasks: [{task: 5}]", "In the suite {path}, an entry has no 'task': {'task': 5}."),
     "an entry's key misspelled": (

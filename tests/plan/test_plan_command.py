@@ -284,7 +284,7 @@ BAD = {
     "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
     "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),
     "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
-    "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one number of sequences"),
+    "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one"),
 }
 
 

@@ -69,7 +69,7 @@ BAD = {
     "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 cannot be read as text"),
     "broken": (["--refit", "broken.json"], "broken.json cannot be read as JSON"),
     "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2 cannot be read as JSON"),
-    "binary": (["--refit", "binary.txt"], "binary.txt is no UTF-8 text"),
+    "binary": (["--refit", "binary.txt"], "binary.txt is not UTF-8 text"),
     "empty folder": (["--refit", "empty"], "empty holds no text"),
     "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),
     "tokens alone": (["--refit-tokens", "9"], "--refit-tokens goes with --refit or --calibrate"),

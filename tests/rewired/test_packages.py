@@ -48,7 +48,7 @@ def test_the_wanted_files_keep_their_paths(index: Path, folder: Path, capfd: pyt
 
 def test_another_file_than_the_one_expected_is_not_used(index: Path, folder: Path) -> None:
     package = replace(make_wheel(index, MEMBERS), sha256="0" * 64)
-    with pytest.raises(ValueError, match=r"parcel==1\.0 is not the file expected"):
+    with pytest.raises(ValueError, match=r"parcel==1\.0 is not the expected file"):
         unpack(package, lambda name: True, folder)
     assert texts(folder) == {}
 
@@ -82,7 +82,7 @@ class TestSdist:
             unpack(make_sdist(index, {"/../out.json": "out"}), lambda name: True, folder)
 
     def test_another_file_than_the_one_expected_is_not_used(self, index: Path, folder: Path) -> None:
-        with pytest.raises(ValueError, match=r"parcel==1\.0 is not the file expected"):
+        with pytest.raises(ValueError, match=r"parcel==1\.0 is not the expected file"):
             unpack(replace(make_sdist(index, MEMBERS), sha256="0" * 64), lambda name: True, folder)
         assert texts(folder) == {}
 

@@ -47,9 +47,9 @@ def test_names_are_printed_and_there_is_one_of_each() -> None:
 @pytest.mark.parametrize(
     ("wirings", "sentence"),
     [
-        ("ladder@0-4", "'ladder@0-4' says which layers"),
+        ("ladder@0-4", "'ladder@0-4' names layers"),
         ("ladder, desync", "leave them out"),
-        ("ladder; standard", "'standard' is what layers are that are not chosen"),
+        ("ladder; standard", "'standard' is what unchosen layers stay"),
         ("desync-4x", "Layers cannot be chosen one by one for 'desync-4x'"),
         ("partial-0.5", "Layers cannot be chosen one by one"),
         ("desync-3x; ladder", "Layers cannot be chosen one by one"),

@@ -39,7 +39,7 @@ def test_a_broken_row_costs_none_of_the_others(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b'"a"\n{"text": \n"caf\xe9"\n7\n' + b"[" * 100_000 + b"\n" + b'"b"\n')
     rows = list(read_rows(tmp_path / "rows.jsonl"))
     assert [rows[place].parse("it") for place in (0, 5)] == [{"text": "a"}, {"text": "b"}]
-    for row, problem in zip(rows[1:5], ("as JSON", "utf-8", "no mapping", "as JSON"), strict=True):
+    for row, problem in zip(rows[1:5], ("as JSON", "utf-8", "not a mapping", "as JSON"), strict=True):
         with pytest.raises(ValueError, match=f"^it (cannot be read|is) .*{problem}"):
             row.parse("it")
 

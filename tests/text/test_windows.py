@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rewired.text.windows import Cutter, added_before, windows_of
 
 BOS, EOS, LANGUAGE, UNKNOWN = 1, 2, 3, 4
-TOO_SHORT = "The text is too short: it has to have two tokens at least."
+TOO_SHORT = "The text is too short: it needs at least two tokens."
 
 
 class Tokenizer:

@@ -53,7 +53,7 @@ class CellFile:
                 differs = [name for name in names if recorded.get(name) != self.request.get(name)]
                 raise ValueError(
                     f"{folder} holds another bench, with another {' and '.join(differs)}: give another --out, or the "
-                    "options of that one to go on with it."
+                    "options of that one to continue it."
                 )
             self.cells.append(cell)
 

@@ -82,7 +82,7 @@ class Checkpoint:
             for name in names:
                 if not name.endswith(".safetensors") or ".." in name or "/" in name:
                     raise ValueError(
-                        f"{self.folder / INDEX} names '{name}', which is no .safetensors file of its folder."
+                        f"{self.folder / INDEX} names '{name}', which is not a .safetensors file of its folder."
                     )
             return [inside(self.folder, name) for name in names]
         if (self.folder / SINGLE).exists() or (self.folder / SINGLE).is_symlink():

@@ -40,7 +40,7 @@ class CommKeys:
             raise ValueError("comm is for models that FSDP2 alone shards: leave comm or tp_size out.")
         if recipe.dp_replicate_size > 1:
             raise ValueError(
-                "comm has no part in what replicas of a model send each other: leave dp_replicate_size out, and let "
+                "comm does not reach what replicas of a model send each other: leave dp_replicate_size out, and let "
                 "fsdp_size be the number of all ranks."
             )
         if recipe.fsdp_size == 1:

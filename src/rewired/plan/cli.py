@@ -128,7 +128,7 @@ def _train(
 
     sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
     if len(sequences) > 1:
-        raise ValueError(f"--batch {batch} is several: a training step has one number of sequences.")
+        raise ValueError(f"--batch {batch} names several numbers: a training step has one.")
     if tokens < 1:
         raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
     sheet = machines.load(hardware)

@@ -54,12 +54,12 @@ def activation_store(spill: Path | None) -> Iterator[ActivationStore]:
         except torch.OutOfMemoryError:
             raise ValueError(
                 "The GPU's memory is too small for this refit: hide it with CUDA_VISIBLE_DEVICES= to compute on the "
-                "CPU, and the same command goes on."
+                "CPU, and the same command continues."
             ) from None
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
                 raise
             raise ValueError(
                 "This machine's memory is too small for this refit: give it fewer tokens, or --spill a folder for the "
-                "activations, and the same command goes on."
+                "activations, and the same command continues."
             ) from None

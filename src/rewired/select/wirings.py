@@ -26,10 +26,10 @@ def names(wirings: str) -> tuple[str, ...]:
     found = []
     for text in parse_wirings(wirings):
         if len(parse_wiring(text)) > 1 or "@" in text:
-            raise ValueError(f"'{text}' says which layers, and these are to be chosen: leave them out.")
+            raise ValueError(f"'{text}' names layers, which select chooses: leave them out.")
         wiring = Wiring.from_json(parse_wiring(f"{text}@0-2"), 3, hidden_size=64)
         if not wiring.rewired_regions:
-            raise ValueError(f"'{text}' is what layers are that are not chosen: name another wiring.")
+            raise ValueError(f"'{text}' is what unchosen layers stay: name another wiring.")
         if wiring.modules[1].reduce != "all":
             raise ValueError(f"Layers cannot be chosen one by one for '{text}', which reduces all after several only.")
         found.append(region_name(wiring.rewired_regions[0]))

@@ -41,7 +41,7 @@ def prompt_and_completion(row: Any) -> tuple[Document, Document] | None:
         return None
     prompt, completion = (part if isinstance(part, str) else _read(part) for part in (row["prompt"], row["completion"]))
     if type(prompt) is not type(completion):
-        raise TypeError("of prompt and completion one is a text and one is not")
+        raise TypeError("prompt and completion are not both texts")
     return prompt, completion
 
 
@@ -71,5 +71,5 @@ def _words(content: Any) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     if not isinstance(content, str):
-        raise TypeError(f"{content!r} is no text")
+        raise TypeError(f"{content!r} is not text")
     return content

@@ -41,7 +41,7 @@ class Row(NamedTuple):
         if isinstance(value, str):
             return {"text": value}
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is no mapping of names to values.")
+            raise ValueError(f"{where} is not a mapping of names to values.")
         return value
 
 
@@ -68,7 +68,7 @@ def read_texts(path: Path, longest: int | None = None) -> Iterator[str]:
             else:
                 yield from _pieces(file)
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no UTF-8 text.") from None
+        raise ValueError(f"{path} is not UTF-8 text.") from None
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             return
         if path.suffix == ".json" and not _is_json(first):  # it may go on in the next line
             raise ValueError(
-                f"{path} cannot be read as JSON: it is neither a list nor has it a whole value in its first line."
+                f"{path} cannot be read as JSON: it is not a list, and its first line is not a whole value."
             )
         for number, line in enumerate(file, start=1):
             if line.strip():

@@ -30,7 +30,7 @@ def windows_of(text: str, tokenizer: Any, length: int, tokens: int | None) -> to
     ids = tokens_of(text, tokenizer, begin)[:tokens]
     content = min(length - len(begin), len(ids))
     if content < 1 or content + len(begin) < 2:
-        raise ValueError("The text is too short: it has to have two tokens at least.")
+        raise ValueError("The text is too short: it needs at least two tokens.")
     return torch.stack(_cut(ids, begin, content))
 
 

@@ -100,7 +100,7 @@ def test_a_row_that_is_no_utf8_is_named(streaming: bool, tmp_path: Path) -> None
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
 def test_a_row_of_json_lines_has_the_number_of_its_line(streaming: bool, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n7\n')
-    with pytest.raises(ValueError, match=r"rows.jsonl, row 4 is no mapping"):
+    with pytest.raises(ValueError, match=r"rows.jsonl, row 4 is not a mapping"):
         texts(load(str(tmp_path / "rows.jsonl"), streaming=streaming))
 
 
@@ -138,7 +138,7 @@ def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> N
     rows = [{"conversations": turns}] * 3
     path = str(write_rows(tmp_path / "rows.jsonl", rows))
     for packing in (False, True):
-        with pytest.raises(ValueError, match=r"no row of the stream .*; in 3 of them nothing to learn is left"):
+        with pytest.raises(ValueError, match=r"no row to train on .*; in 3 of them nothing to learn is left"):
             load(path, longest=64, streaming=True, packing=packing)
     path = str(write_rows(tmp_path / "mixed.jsonl", [*rows, *conversations(4)]))
     found = load(path, longest=64, streaming=True)

@@ -152,7 +152,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"fsdp": "full_shard"}, "'fsdp' is not for adapt: models are sharded by fsdp_size"),
         ({"deepspeed": "zero3.json"}, "'deepspeed' is not for adapt: models are sharded by fsdp_size"),
         ({"truncation_mode": "keep_end"}, "'truncation_mode' is not for adapt: what is too long is cut at its end"),
-        ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is 'dft', and the losses against the original are not"),
+        ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is 'dft', which the losses against the original do not have"),
         ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is not part of the losses"),
         ({"kd_weight": 1, "neftune_noise_alpha": 5}, "the original would read the noise"),
         ({"refit": "mix"}, "a refit is for a model that is rewired first: give a wiring"),
@@ -177,7 +177,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ),
         ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head', .*: there are q_proj"),
         ({"divergence": "kl"}, "divergence"),
-        ({"max_steps": [1]}, r"max_steps is \[1\], and is to be of type int"),
+        ({"max_steps": [1]}, r"max_steps is \[1\], and must be of type int"),
         ({"max_steps": "many"}, "max_steps"),
         ({"learning_rate": {"a": 1}}, "learning_rate is"),
         ({"max-steps": 5}, "'max-steps' is not a key of recipes: did you mean 'max_steps'"),
@@ -187,7 +187,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
             {"streaming": True, "max_steps": 1, "dataloader_num_workers": 1},
             "where it trains: leave dataloader_num_workers",
         ),
-        ({"packing": 3}, "packing is 3, and is to be of type bool"),
+        ({"packing": 3}, "packing is 3, and must be of type bool"),
         ({"datasets": 3}, "3 has no path"),
         ({"wiring": 16}, "wiring is 16: give a text, such as ladder@16-32, or a list"),
         ({"wiring": "lader"}, "'lader' is no wiring: begin with ladder"),
@@ -229,7 +229,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
             for others in ({}, {"align": True, "train": "rewired"}, {"ce_weight": 0.0, "hidden_weight": 1.0})
         ),
         ({"liger_kernel_config": {}}, "'liger_kernel_config' is not for adapt: of liger-kernel only the losses"),
-        ({"activation_offloading": True}, "activation_offloading is from a GPU to its host"),
+        ({"activation_offloading": True}, "activation_offloading needs a GPU"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
