@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from rewired import quantities
 from rewired.convert.card import card_of_trained
 
 _DIGITS = 4
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_BASE_MODEL = re.compile(r"^base_model: *[\"']?(?P<name>[^\"'\n]+?)[\"']? *\n", re.MULTILINE)  # one, not a list
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 
@@ -34,14 +30,13 @@ def card(
     `earlier` is the trained model that `start` was rewired from, if any; `original` is the name of the original,
     None if only the start's own card knows it.
     """
-    untrained = _read(start)
-    before = _with_base_model(card_of_trained(untrained, name, original), original or "", untrained)
+    before, trainings = _read(start)
     if earlier is not None and earlier != start:
-        before = before.rstrip() + "\n" + _trainings(_read(earlier))
-    for part in (_CURVES, _LOGGED):
-        before = before.replace(part, "")  # these files are the last training's
+        _, trainings = _read(earlier)
+    for part, instead in ((_CURVES, ""), (_LOGGED, ""), (_HEADING, _EARLIER)):  # these files are the last training's
+        trainings = trainings.replace(part, instead)
     return _TRAINING.format(
-        before=before.replace(_HEADING, _EARLIER).rstrip(),
+        before=(card_of_trained(before, name, original) + trainings).rstrip(),
         logged=_LOGGED,
         curves=_CURVES,
         tokens=quantities.count(record["tokens"], "token"),
@@ -55,30 +50,12 @@ def card(
     )
 
 
-def _with_base_model(card: str, original: str, untrained: str) -> str:
-    """`card` with the original's id on the hub as its `base_model` or, of an original in a folder, with the id that
-    the `untrained` model's card has. Without an id it names none, since the hub would find nothing there.
-    """
-    front_matter = re.match(r"---\n.*?^---\n", card, re.DOTALL | re.MULTILINE)
-    if front_matter is None:
-        return card
-    declared = _BASE_MODEL.search(untrained)
-    ids = [name for name in (original, declared["name"] if declared else "") if _HUB_ID.fullmatch(name)]
-    rest = _BASE_MODEL.sub("", front_matter[0], count=1).removeprefix("---\n")
-    if not ids or re.search(r"^base_model:", rest, re.MULTILINE):  # or a merge's list of bases, which stays
-        return f"---\n{rest}{card[front_matter.end() :]}"
-    return f"---\nbase_model: {json.dumps(ids[0])}\n{rest}{card[front_matter.end() :]}"
-
-
-def _trainings(text: str) -> str:
-    """The sections on trainings, with which a card ends."""
-    places = [text.index(heading) for heading in (_EARLIER, _HEADING) if heading in text]
-    return text[min(places) :] if places else ""
-
-
-def _read(folder: Path) -> str:
+def _read(folder: Path) -> tuple[str, str]:
+    """The card in `folder`, and its sections on trainings, with which it ends."""
     path = folder / "README.md"
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    end = min((text.index(heading) for heading in (_EARLIER, _HEADING) if heading in text), default=len(text))
+    return text[:end], text[end:]
 
 
 def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -19,8 +19,7 @@ from rewired.sources import find_source
 from .data.steps import TrainingSteps
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
-from .recipe.choices import LORA
-from .recipe.keys import Recipe, Stage
+from .recipe.keys import LORA, Recipe, Stage
 from .start import changed_before
 from .trainer import run_manifest
 

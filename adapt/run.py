@@ -22,6 +22,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -61,46 +62,58 @@ def is_first_rank() -> bool:
     return bool(PartialState().is_main_process)
 
 
+class _Run(NamedTuple):
+    """One stage, in a folder of its own, whose model goes to `final`."""
+
+    stage: Stage
+    folder: Path
+    final: Path
+
+
+def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
+    """All stages; each trains the model of the one before it, whose trained weights are not refitted."""
+    if len(stages) == 1:
+        return [_Run(stages[0], out, out / "final")]
+    runs = list[_Run]()
+    for number, stage in enumerate(stages, start=1):
+        if runs:
+            stage = replace(stage, recipe=replace(stage.recipe, model=str(runs[-1].final), refit=NO_REFIT[0]))
+        folder = out / f"stage-{number}"
+        runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))
+    return runs
+
+
 def _adapt(stages: Sequence[Stage], out: Path, resume: bool, on_layer: Callable[..., None]) -> Path:
     """`adapt` in `out`, which no other run writes."""
-    state = PartialState()
+    state, runs = PartialState(), _runs(stages, out)
     other_ranks.wait_for(_ALONE)
     run_manifest.check_free(out, resume)
     for stage in stages:
         checks.check_devices(stage, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
-    folders = [out] if len(stages) == 1 else [out / f"stage-{number}" for number in range(1, len(stages) + 1)]
-    finals = [*(folder / "final" for folder in folders[:-1]), out / "final"]
-    runs = [stages[0], *(_following(stage, before) for before, stage in zip(finals, stages[1:], strict=False))]
-    run_manifest.check_layout(out, len(stages))
-    done = max((n for n, final in enumerate(finals, start=1) if (final / "config.json").is_file()), default=0)
-    is_extended = done == len(stages) and run_manifest.has_other_length(runs[-1], folders[-1])
-    done -= is_extended
-    for run, folder in zip(runs[:done], folders, strict=False):
-        run_manifest.check(run, folder, len(stages), rows=None)
-    todo = range(done, len(stages))
+    run_manifest.check_layout(out, len(runs))
+    done = max((n for n, run in enumerate(runs, start=1) if (run.final / "config.json").is_file()), default=0)
+    is_extended = done == len(runs) and run_manifest.has_other_length(runs[-1].stage, runs[-1].folder)
+    done -= is_extended  # the last one goes on
+    for run in runs[:done]:
+        run_manifest.check(run.stage, run.folder, len(runs), rows=None)
     with state.main_process_first():  # all that can be wrong is checked before hours of work
         tokenizer = checkpoint_folder(stages[0].recipe.model)
-        checked = {number: check_stage(stages[: number + 1], tokenizer) for number in todo}
-    if is_extended:
-        extension.check(runs[-1], folders[-1], finals[-1], checked[done].corpus)
-    for number in todo:
-        run_manifest.begin(runs[number], folders[number], len(stages), checked[number].corpus.fingerprint)
+        checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
+    for run, found in zip(runs[done:], checked, strict=True):
         if is_extended:
-            extension.set_aside(finals[number])
-        _run(runs[number], folders[number], finals[number], checked[number], on_layer)
+            extension.check(run.stage, run.folder, run.final, found.corpus)
+        run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
+        if is_extended:
+            extension.set_aside(run.final)
+        _run(*run, found, on_layer)
         state.wait_for_everyone()
         _free_memory()
-    return finals[-1]
-
-
-def _following(stage: Stage, before: Path) -> Stage:
-    """`stage` on the model in `before`, which the stage before it made, and whose trained weights are not refitted."""
-    return replace(stage, recipe=replace(stage.recipe, model=str(before), refit=NO_REFIT[0]))
+    return runs[-1].final
 
 
 def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_layer: Callable[..., None]) -> None:
-    """One stage in `folder`: convert, assemble the trainer, train, and save the model to `final`."""
+    """One stage: convert, assemble the trainer, train, and save the model."""
     state = PartialState()
     for note in checked.corpus.notes:
         state.print(note)

@@ -25,9 +25,7 @@ from rewired.progress import announce
 from rewired.rotate.original import in_basis_of
 from rewired.sources import checkpoint_folder, find_source
 
-from .model.lora import add_lora
-from .model.trainable import changed_after, choose, rewired_layers
-from .recipe.choices import LORA
+from .model.trainable import changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
 
 RECORD = "adapted"  # the config's key for the record of a training
@@ -103,10 +101,7 @@ def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
 def _without_weights(config: RewiredConfig, recipe: Recipe) -> RewiredForCausalLM:
     with torch.device("meta"):
         model: RewiredForCausalLM = classes(config.family, "ForCausalLM")(config)
-    if recipe.train == LORA:
-        add_lora(model, recipe)  # in the model's own modules
-    else:
-        choose(model, recipe.train)
+    choose_or_adapt(model, recipe)  # LoRA in the model's own modules
     return model
 
 

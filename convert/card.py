@@ -33,51 +33,51 @@ def model_card(
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
         name=name,
-        quoted_name=json.dumps(name),
-        base_model=base_model,
+        table=_TABLE,
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
         dense=_row("all", "dense original", vars(table.dense)),
         remarks=table.remarks,
         notes="\n".join(f"- {note}" for note in notes),
-        tp_shards=table.tp_shards,
         command=command,
-        intro=(_INTRO_STOCK if is_stock else _INTRO).format(
+        use=_use(name, "" if is_stock else _IMPORTS),
+        intro=(_INTRO_STOCK if is_stock else _INTRO + _FRESH).format(
             base_model=base_model,
             weights=_REFITTED.format(refitted) if refitted else _ROTATED if is_rotated else _UNCHANGED,
         ),
-        imports=""
-        if is_stock
-        else "\n    import rewired  # or without it: trust_remote_code=True for the model, False for the tokenizer",
     )
 
 
-def card_of_trained(card: str, name: str, base_model: str | None) -> str:
-    """The `card` of a rewired checkpoint, updated for the checkpoint `name` that training made of it.
+def card_of_trained(card: str, name: str, original: str | None) -> str:
+    """The `card` of a checkpoint, for the checkpoint `name` that training made of it.
 
-    A card that is not ours is returned as it is. Without a `base_model`, the name of the base model stays.
+    Of ours, the table, the notes and the command stay. The `original` is named if it is known: where it is on the hub,
+    or the card names one there, that is its `base_model`.
     """
-    if _OURS not in card:
-        return card
-    fitted = re.escape(_REFITTED).replace(re.escape("{}"), "[-, 0-9]+")
-    for pattern, instead in (
-        *([(r"^base_model: .*$", f"base_model: {json.dumps(base_model)}")] if is_hub_id(base_model) else ()),
-        *([(rf"`[^`\n]+`(?=, {_OURS})", f"`{base_model}`")] if base_model else ()),
-        (r"^# .*$", f"# {name}"),
-        (re.escape(_FRESH), ""),
-        (f"{re.escape(_UNCHANGED)}|{re.escape(_ROTATED)}", "were trained since: see Training"),
-        (fitted, "were fitted and trained since: see Training"),
-        (r'(?<=AutoModelForCausalLM\.from_pretrained\()"[^"]*"', json.dumps(name)),
-        (r'(?<=AutoTokenizer\.from_pretrained\()"[^"]*"', json.dumps(name)),
-        (r"`rewired info [^`]*`", f"`rewired info {name}`"),
-    ):
-        card = re.sub(pattern, lambda _, instead=instead: instead, card, count=1, flags=re.MULTILINE)  # type: ignore[misc]
-    return card
+    front, body = _split(card)
+    if _OURS in body:
+        intro, table = body.split(_TABLE, 1)
+        base = original or intro.partition(f"`, {_OURS}")[0].rpartition("`")[2]
+        weights = f"were {'fitted and ' if 'were fitted' in intro else ''}trained since: see Training"
+        table = table.partition(_USE.partition("{")[0])[0]
+        intro = _INTRO.format(base_model=base, weights=weights)
+        body = f"# {name}\n\n{intro}\n\n{_TABLE}{table}{_use(name, _IMPORTS)}"
+    bases = _bases(front)
+    if front and not isinstance(bases, list):  # a merge's list stays
+        ids = [base for base in (original, bases) if is_hub_id(base)][:1]
+        others = [line for line in front.splitlines() if not line.startswith("base_model:")]
+        front = "\n".join([*(f"base_model: {json.dumps(base)}" for base in ids), *others])
+    return f"---\n{front}\n---\n{body}" if front else body
+
+
+def _use(name: str, imports: str) -> str:
+    return _USE.format(imports=imports, name=name, quoted_name=json.dumps(name))
 
 
 def _front_matter(base_model: str, source: Path) -> str:
     """Of the card. The source is the base where it is on the hub; else the bases are its own, as a merge has them."""
-    before = _front_matter_of(source / "README.md")
+    readme = source / "README.md"
+    before, _ = _split(readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "")
     bases = base_model if is_hub_id(base_model) else _bases(before)
     lines = [f"base_model: {json.dumps(bases)}"] if bases else []
     lines += ["library_name: transformers", "pipeline_tag: text-generation"]
@@ -89,10 +89,10 @@ def is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
-def _front_matter_of(card: Path) -> str:
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    match = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-    return match[1] if match else ""
+def _split(card: str) -> tuple[str, str]:
+    """The front matter of a card, and the rest."""
+    match = re.match(r"---\n(.*?)\n---[^\n]*\n?", card, re.DOTALL)
+    return (match[1], card[match.end() :]) if match else ("", card)
 
 
 def _bases(front_matter: str) -> str | list[str] | None:
@@ -121,11 +121,14 @@ _OURS = "rewired for faster tensor parallelism with `rewired`"
 _FRESH = " A freshly rewired model is a starting point: adapt it before you rely\non it."
 _INTRO = (
     f"`{{base_model}}`, {_OURS}: what changed is what each layer reads\n"
-    f"and what it reduces, and the weights {{weights}}.{_FRESH}"
+    f"and what it reduces, and the weights {{weights}}."
 )
 _UNCHANGED = "are those of its source"
 _ROTATED = "are its source's, in another basis"
 _REFITTED = "of layers {}, which were fitted to what these layers now read"
+
+_TABLE = "| layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |"
+_IMPORTS = "\n    import rewired  # or without it: trust_remote_code=True for the model, False for the tokenizer"
 
 _INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
 
@@ -136,7 +139,7 @@ _CARD = """---
 
 {intro}
 
-| layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |
+{table}
 |---|---|---|---|---|
 {rows}
 | | | | | |
@@ -151,7 +154,9 @@ Made by:
 
     {command}
 
-## Load it
+{use}"""
+
+_USE = """## Load it
 {imports}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

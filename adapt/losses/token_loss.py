@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, log_softmax
 
-from ..recipe.choices import DIVERGENCES
+from ..recipe.keys import DIVERGENCES
 
 _CHUNK_BYTES = 1 << 28  # of one float32 tensor of logits
 

@@ -13,11 +13,9 @@ from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
 
-from ..recipe.choices import LORA
 from ..recipe.keys import Recipe
-from .lora import add_lora
 from .tied_head import tie
-from .trainable import choose
+from .trainable import choose_or_adapt
 
 
 def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -40,10 +38,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
             tie(model)
         elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
             model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]
-    if recipe.train == LORA:
-        return add_lora(model, recipe)
-    choose(model, recipe.train)
-    return model
+    return choose_or_adapt(model, recipe)
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:

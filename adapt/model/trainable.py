@@ -6,11 +6,12 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from rewired.model.rewired_model import RewiredForCausalLM
 
-from ..recipe.choices import CHOICES
+from ..recipe.keys import LORA, Recipe
 
 
 def rewired_layers(config: Any) -> list[int]:
@@ -44,12 +45,32 @@ def changed_after(model: Any, changed: Collection[int], ends_changed: bool) -> t
     return sorted(layers.union(changed)), ends_changed or None in matches
 
 
+def choose_or_adapt(model: RewiredForCausalLM, recipe: Recipe) -> Any:
+    """`model` with gradients for what `recipe` trains alone: a PeftModel around it, where that is LoRA in the rewired
+    layers, or in all if none is rewired. Raises ValueError if nothing is trained."""
+    if recipe.train != LORA:
+        choose(model, recipe.train)
+        return model
+    family, layers = model.family, rewired_layers(model.config) or None
+    config = LoraConfig(
+        r=recipe.lora_r,
+        lora_alpha=recipe.lora_alpha,
+        target_modules=recipe.lora_target_modules or list(family.linears),
+        layers_to_transform=layers,
+        layers_pattern=family.layers if layers else None,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
 def choose(model: RewiredForCausalLM, train: str) -> None:
     """Let gradients reach only the parameters that `train` names. Raises ValueError if there are none."""
-    prefixes = tuple(f"{model.family.layer(index)}." for index in rewired_layers(model.config))
-    is_chosen = CHOICES[train]
+    rewired = tuple(f"{model.family.layer(index)}." for index in rewired_layers(model.config))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_chosen(name, prefixes))
+        is_small = name.endswith(("norm.weight", "gain.weight"))
+        parameter.requires_grad_(
+            train == "all" or (name.startswith(rewired) and (is_small or train != "norms_and_gains"))
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             f"No layer of this model is rewired, so that `train: {train}` trains nothing: give a wiring, or train: all."

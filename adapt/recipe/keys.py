@@ -14,10 +14,12 @@ from rewired.families import FAMILIES
 from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
-from .choices import CHOICES, DIVERGENCES, LORA
 from .companions import Companion
 from .dataset_entry import DatasetEntry
 
+LORA = "lora"
+TRAINED = ("all", "rewired", "norms_and_gains", LORA)
+DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")  # computed in losses/token_loss.py
 NO_REFIT = ("none", "false", "no")
 _MINIMA = {"held_out": 0} | dict.fromkeys(
     ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
@@ -50,7 +52,7 @@ class Recipe:
     streaming: bool = field(default=False, metadata={"help": "Read datasets while training; needs max_steps."})
     skip_bad: bool = field(default=False, metadata={"help": "Leave bad rows out and count them."})
     held_out: int = field(default=16, metadata={"help": "How many first rows of each dataset only measure KL."})
-    train: str = field(default="all", metadata={"help": "Which weights learn.", "choices": [*CHOICES, LORA]})
+    train: str = field(default="all", metadata={"help": "Which weights learn.", "choices": list(TRAINED)})
     lora_r: int = field(default=16, metadata={"help": "The rank of LoRA."})
     lora_alpha: int = field(default=32, metadata={"help": "The alpha of LoRA, which is scaled by alpha / rank."})
     lora_target_modules: list[str] | None = field(

@@ -59,9 +59,7 @@ class StopWhenDiverged(TrainerCallback):
         """The losses that are far above their best, in too few logs to stop; empty if none is."""
         return " and ".join(f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Looks at what was logged before a training was resumed."""
         self.look_back(state)
 
@@ -70,9 +68,7 @@ class StopWhenDiverged(TrainerCallback):
         for entry in state.log_history:
             self._look(entry, int(entry["step"]))
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any) -> None:
         """Looks at the losses that are logged."""
         self._look(logs or {}, state.global_step)
 
@@ -112,17 +108,10 @@ class _Loss:
 class MeasureDivergence(TrainerCallback):
     """Measures KL(original || model) on held-out texts, each [T], before, during and after the training."""
 
-    def __init__(
-        self,
-        texts: list[torch.Tensor],
-        every: int,
-        log: Callable[[dict[str, float]], None],
-    ) -> None:
+    def __init__(self, texts: list[torch.Tensor], every: int, log: Callable[[dict[str, float]], None]) -> None:
         self.texts, self.every, self.log = texts, every, log
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Measures before the first step, unless the training is resumed."""
         if state.global_step == 0:
             tokens = quantities.count(sum(map(len, self.texts)), "token")

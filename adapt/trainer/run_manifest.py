@@ -15,28 +15,10 @@ from . import run_lock
 
 _FILE = "recipe.json"
 _START_KEYS = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # which determine the start
-_FREE_KEYS = (  # which change nothing of what is trained: a bad row stops a training or is left out
-    "skip_bad",
-    "logging_dir",
-    "logging_first_step",
-    "logging_nan_inf_filter",
-    "logging_steps",
-    "logging_strategy",
-    "log_level",
-    "log_level_replica",
-    "save_strategy",
-    "save_steps",
-    "save_total_limit",
-    "eval_steps",
-    "report_to",
-    "run_name",
-    "project",
-    "disable_tqdm",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
-    "dataloader_prefetch_factor",
-    "ddp_timeout",
+# beginnings of keys that change nothing of what is trained: a bad row stops a training or is left out
+_FREE_KEYS = (
+    *("skip_bad", "log_level", "logging_", "save_", "eval_steps", "report_to", "run_name", "project", "disable_tqdm"),
+    *("dataloader_num_workers", "dataloader_p", "ddp_timeout"),
 )
 _LENGTH_KEYS = ("max_steps", "num_train_epochs")
 
@@ -65,7 +47,7 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
     has_start = has_steps or (folder / "start" / "config.json").is_file()
     for part in ["start"] * has_start + ["training"] * has_steps:
         for name in before[part] | now[part]:
-            if name in may_change or (name == "set of rows" and rows is None):
+            if name.startswith(may_change) or (name == "set of rows" and rows is None):
                 continue
             if before[part].get(name) != now[part].get(name):
                 raise ValueError(

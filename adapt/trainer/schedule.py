@@ -34,9 +34,7 @@ class FollowSchedule(TrainerCallback):
     def __init__(self) -> None:
         self.notes = list[str]()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Sets the rates of the optimizer's groups."""
         scheduler = others["lr_scheduler"]
         if state.global_step == 0 or not isinstance(scheduler, LambdaLR):

@@ -13,7 +13,7 @@ import torch
 from rewired.adapt.losses import liger
 from rewired.adapt.losses import token_loss as losses
 from rewired.adapt.losses.token_loss import TokenLoss
-from rewired.adapt.recipe.choices import DIVERGENCES
+from rewired.adapt.recipe.keys import DIVERGENCES
 from tests.adapt.world import logged, train
 
 pytestmark = [
