@@ -124,7 +124,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_laye
     if checkpoint:
         announce(f"Going on from {checkpoint}.")
     _train(trainer, checkpoint, folder)
-    afterwards = [*checked.corpus.streamed(), *trainer.schedule_notes(), *trainer.stability_warnings()]
+    afterwards = [*checked.corpus.streamed(), *trainer.schedule.notes, *trainer.stability_warnings()]
     for note in afterwards:
         state.print(note)
     save(trainer, stage, start, [*checked.corpus.notes, *afterwards], final)

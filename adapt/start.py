@@ -71,7 +71,16 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
             request = _request(recipe, checkpoint)
         announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else ''}.")
         convert(recipe.model, folder, request, on_layer=on_layer)
-    return _opened(folder, recipe.model)
+    checkpoint = Checkpoint.open(folder)
+    _check_rewired(checkpoint)
+    changed, ends_changed = changed_before(_parsed(checkpoint))
+    if earlier := checkpoint.config.get(RECORD) or checkpoint.config.get("refit"):
+        base = earlier["base"]
+    else:  # with the original's weights; a source that was converted is marked, for its name is not the original's
+        source = checkpoint_folder(recipe.model)
+        base = provenance.record(find_source(recipe.model), source)
+        base |= {_REWIRED: True} if Checkpoint.open(source).is_rewired else {}
+    return Start(folder, base, tuple(changed), ends_changed)
 
 
 def note_on_model(recipe: Recipe) -> str | None:
@@ -168,25 +177,6 @@ def _preview(model: str) -> Iterator[Checkpoint]:
     """The checkpoint `model` without its weights."""
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         yield Checkpoint.open(find_source(model).preview(Path(scratch)))
-
-
-def _opened(folder: Path, model: str) -> Start:
-    """The start in `folder`, which is the checkpoint `model` or was converted from it."""
-    checkpoint = Checkpoint.open(folder)
-    config = checkpoint.config
-    _check_rewired(checkpoint)
-    changed, ends_changed = changed_before(_parsed(checkpoint))
-    earlier = config.get(RECORD) or config.get("refit")
-    base = earlier["base"] if earlier else _base(model)
-    return Start(folder, base, tuple(changed), ends_changed)
-
-
-def _base(model: str) -> dict[str, Any]:
-    """The record of a checkpoint with the original's weights. One that was converted is marked: its name is not the
-    original's."""
-    folder = checkpoint_folder(model)
-    base = provenance.record(find_source(model), folder)
-    return base | ({_REWIRED: True} if Checkpoint.open(folder).is_rewired else {})
 
 
 def changed_before(config: RewiredConfig) -> tuple[list[int], bool]:

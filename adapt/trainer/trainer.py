@@ -32,8 +32,8 @@ class AdaptTrainer(SFTTrainer):
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
         self._watch = StopWhenDiverged(is_cross_entropy=not losses)
-        self._schedule = FollowSchedule()
-        for callback in (self._watch, self._schedule):
+        self.schedule = FollowSchedule()
+        for callback in (self._watch, self.schedule):
             self.add_callback(callback)
 
     def compute_loss(
@@ -120,10 +120,6 @@ class AdaptTrainer(SFTTrainer):
         self._watch.look_back(state)
         self._check_last_step()
         return True
-
-    def schedule_notes(self) -> list[str]:
-        """A note for users and for the card, if the learning rate jumped where the training was resumed."""
-        return self._schedule.notes
 
     def stability_warnings(self) -> list[str]:
         """A note on the final weights for those who use them, if the last logged losses are far above the best."""
