@@ -73,6 +73,7 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
         convert(recipe.model, folder, request, on_layer=on_layer)
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
+    checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
     changed, ends_changed = changed_before(_parsed(checkpoint))
     if earlier := checkpoint.config.get(RECORD) or checkpoint.config.get("refit"):
         base = earlier["base"]

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rewired.adapt.recipe.keys import Recipe
+from rewired.adapt.start import prepare
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import bench
 from rewired.evaluate.models import check_together, open_model
@@ -39,6 +41,10 @@ def by_bench(folder: Path) -> None:
     bench(BenchRequest(str(folder), ("ladder",), device="cpu", dtype="float32"), [1], [1], folder / "out")
 
 
+def by_adapt(folder: Path) -> None:
+    prepare(Recipe(model=str(folder), datasets=["unused"]), folder / "unused", lambda *_: None)
+
+
 def pickle(folder: Path) -> None:
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
@@ -64,7 +70,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "no table": (lambda f: (f / "config.json").write_text("[]"), "config.json is not a JSON object"),
     "no size": (lambda f: edit_json(f / "config.json", hidden_size="x"), "hidden_size 'x'"),
     "no rope": (lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "x"}), "takes a rope_type"),
-    "a wiring that is not run": (lambda f: edit_json(f / "config.json", model_type="llama"), "would run as a dense"),
+    "a wiring that is not run": (lambda f: edit_json(f / "config.json", model_type="llama"), " a dense "),
 }
 # what only those meet that take text
 BROKEN_FOR_TEXT: dict[str, tuple[Break, str]] = {
@@ -76,7 +82,7 @@ BROKEN_FOR_TEXT: dict[str, tuple[Break, str]] = {
 }
 
 
-@pytest.mark.parametrize("run", [by_generate, by_evaluate, by_bench])
+@pytest.mark.parametrize("run", [by_generate, by_evaluate, by_bench, by_adapt])
 @pytest.mark.parametrize(("make", "sentence"), BROKEN.values(), ids=BROKEN)
 def test_every_command_says_what_is_broken(
     run: Callable[[Path], None], make: Break, sentence: str, ladder: Path, tmp_path: Path
