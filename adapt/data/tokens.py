@@ -31,6 +31,7 @@ _PROBES: tuple[Conversation, ...] = (
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d"},
     ],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nb"}],
 )
 
 # datasets reads the streams of a mix in threads, and transformers' templates keep the marked turns in shared state

@@ -12,4 +12,4 @@ class RewiredLlamaDecoderLayer(RewiredLayer, LlamaDecoderLayer):
 
 
 class RewiredLlamaForCausalLM(RewiredForCausalLM, LlamaForCausalLM):
-    layer_type = RewiredLlamaDecoderLayer
+    layer_class = RewiredLlamaDecoderLayer

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group, tensor_model_parallel_all_reduce
-from vllm.model_executor.models.utils import extract_layer_index
+from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
@@ -30,9 +30,9 @@ from .side_stream import SideStream
 
 
 class RewiredForCausalLM:
-    """Before vLLM's own class of a family among the bases of ours, whose `layer_type` is a `RewiredLayer`."""
+    """Before vLLM's own class of a family among the bases of ours; its layers become a `layer_class`, in place."""
 
-    layer_type: ClassVar[type[nn.Module]]
+    layer_class: ClassVar[type[RewiredLayer]]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         group = get_tp_group()
@@ -42,7 +42,12 @@ class RewiredForCausalLM:
             and overlaps_by_engine(vllm_config.model_config.hf_config)
         ):
             _put_beside_compute(group)
-        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=self.layer_type)  # type: ignore[call-arg]
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        config = vllm_config.model_config.hf_config
+        for index, layer in enumerate(getattr(self, config.family.base).get_submodule(config.family.layers)):
+            if not isinstance(layer, PPMissingLayer):
+                layer.__class__ = self.layer_class
+                layer.rewire(config, index)
 
     def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """The names of what is loaded. Gains that a checkpoint does not hold are at their initial value."""
@@ -53,13 +58,11 @@ class RewiredForCausalLM:
 class RewiredLayer(nn.Module):
     """Read, norm, module, write; twice. Before vLLM's own decoder layer among the bases of a family's."""
 
-    def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
-        super().__init__(vllm_config, prefix, config)
-        config = vllm_config.model_config.hf_config
-        layer = extract_layer_index(prefix)
+    def rewire(self, config: Any, index: int) -> None:
+        """Make a rewired layer of what vLLM's own constructor has built."""
         self.family: Family = config.family
-        self.wirings = config.resolved_wiring.layers[layer]
-        self.follows_overlap = layer > 0 and config.resolved_wiring.layers[layer - 1][1].overlapped
+        self.wirings = config.resolved_wiring.layers[index]
+        self.follows_overlap = index > 0 and config.resolved_wiring.layers[index - 1][1].overlapped
         self.shards = _shards()
         self.overlap = overlaps(config)
         for module, wiring in zip(self.family.modules, self.wirings, strict=True):
@@ -69,7 +72,11 @@ class RewiredLayer(nn.Module):
             writer.skip_bias_add = self.shards.ranks > 1  # a bias counts as its part on each rank
 
     def forward(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | ResidualStream | None
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | ResidualStream | None,
+        **unused: None,  # vLLM's Mistral hands on what only its multimodal relatives set
     ) -> tuple[torch.Tensor, torch.Tensor | ResidualStream]:
         stream = _received(hidden_states, residual)
         follows_overlap = self.follows_overlap

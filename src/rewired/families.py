@@ -8,8 +8,12 @@ from typing import Any
 
 from .model.family import Family
 from .model.llama_family import LLAMA
+from .model.mistral_family import MISTRAL
+from .model.qwen2_family import QWEN2
+from .model.qwen3_family import QWEN3
 
-FAMILIES: dict[str, Family] = {LLAMA.model_type: LLAMA}  # by the model_type of stock checkpoints
+# by the model_type of stock checkpoints
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
 
 
 def register(family: Family) -> None:
@@ -27,7 +31,38 @@ def family_of(model_type: Any) -> Family | None:
 
 def names() -> str:
     """Those of all families, in a sentence."""
-    return ", ".join(family.name for family in FAMILIES.values())
+    *first, last = (family.name for family in FAMILIES.values())
+    return f"{', '.join(first)} or {last}"
+
+
+def why_not(model_type: Any) -> str:
+    """Why models of this type are of no family, as a clause, where it is known; else nothing."""
+    for reason, kinds in _NOT_YET.items():
+        if isinstance(model_type, str) and any(kind in model_type for kind in kinds):
+            return f" ({reason})"
+    return ""
+
+
+# by what a model_type has in it
+_NOT_YET = {
+    "a mixture of experts; take a dense model": ("moe", "mixtral", "deepseek", "gpt_oss", "llama4"),
+    "it sees; take a model of text alone": ("_vl", "mllama", "llava", "mistral3", "pixtral", "paligemma", "vision"),
+    "its attention is partly linear or recurrent; take one with softmax attention in all layers": (
+        "qwen3_next",
+        "qwen3_5",
+        "mamba",
+        "jamba",
+        "rwkv",
+        "falcon_h1",
+        "granitemoehybrid",
+    ),
+    "it normalises what its modules write, which wirings here do not do": (
+        "gemma",
+        "olmo",
+        "glm4",
+        "exaone4",
+    ),
+}
 
 
 def classes(family: Family, kind: str) -> Any:

@@ -16,10 +16,9 @@ NAMES = re.compile(
 PARITY = re.compile(r"\b(?:index|module|position)\w* (?:%|//) 2\b|\b2 \* (?:layer|index) \+")
 # files that may name them, each with its reason
 OF_A_FAMILY = {
-    "model/llama_family.py": "the family's data",
     "model/modeling_rewired_llama.py": "the family's classes",
     "serve/vllm/llama.py": "the family's classes in vLLM",
-    "model/family.py": "what most families call their embedding and head, and an example of a name",
+    "model/family.py": "what most families call their modules, embedding and head",
     "model/rewired_layer.py": "an example of a class in its docstring",
     "model/sharding.py": "an example of a class in its docstring",
 }

@@ -47,7 +47,7 @@ def reference_logits(
         z = []
         for k in range(r):
             x = rms_norm(stream.read(k, answers, gain), weights["input_layernorm.weight"], config)
-            z.append(attention(x, weights, config, rotary, k, r))
+            z.append(attention(x, weights, config, layer, rotary, k, r))
         stream.write(z, answers)
 
         answers, gain = wired.get((layer, "mlp"), STANDARD), gains.get((layer, "mlp"))
@@ -276,21 +276,40 @@ def first_channels(payload: tuple[tuple[int, int, int], ...], limit: int) -> tup
 
 
 def attention(
-    x: Tensor, weights: dict[str, Tensor], config: LlamaConfig, rotary: tuple[Tensor, Tensor], k: int, r: int
+    x: Tensor,
+    weights: dict[str, Tensor],
+    config: LlamaConfig,
+    layer: int,
+    rotary: tuple[Tensor, Tensor],
+    k: int,
+    r: int,
 ) -> Tensor:
     """Causal attention on rank k's own heads, with grouped key and value heads."""
+    head_dim = rotary[0].shape[-1]
     q, key, value = (  # [B, heads of this rank, T, D]
-        column_parallel(x, weights, f"self_attn.{name}_proj", k, r).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        column_parallel(x, weights, f"self_attn.{name}_proj", k, r).unflatten(-1, (-1, head_dim)).transpose(1, 2)
         for name in ("q", "k", "v")
     )
+    if "self_attn.q_norm.weight" in weights:  # Qwen3's QK-Norm: each head's RMS norm, before the rotation
+        q, key = (rms_norm(x, weights[f"self_attn.{name}_norm.weight"], config) for x, name in ((q, "q"), (key, "k")))
     q, key = rotate(q, *rotary), rotate(key, *rotary)
 
     queries_per_key = config.num_attention_heads // config.num_key_value_heads
     key, value = key.repeat_interleave(queries_per_key, dim=1), value.repeat_interleave(queries_per_key, dim=1)
-    scores = q @ key.transpose(-1, -2) / math.sqrt(config.head_dim)  # [B, heads, T, T]
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(diagonal=1)
-    heads = scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ value  # [B, heads, T, D]
+    scores = q @ key.transpose(-1, -2) / math.sqrt(head_dim)  # [B, heads, T, T]
+    back = torch.arange(scores.shape[-1])[:, None] - torch.arange(scores.shape[-1])  # how far back a key lies, [T, T]
+    unseen = (back < 0) | (back >= window_of(config, layer))
+    heads = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ value  # [B, heads, T, D]
     return row_parallel(heads.transpose(1, 2).flatten(-2), weights, "self_attn.o_proj", k, r)
+
+
+def window_of(config: LlamaConfig, layer: int) -> float:
+    """How many tokens a layer's attention sees: Mistral's layers alike, Qwen's from max_window_layers on, if at all."""
+    if config.model_type.endswith("mistral"):
+        return config.sliding_window or math.inf
+    if getattr(config, "use_sliding_window", False) and layer >= config.max_window_layers:
+        return config.sliding_window
+    return math.inf
 
 
 def mlp(x: Tensor, weights: dict[str, Tensor], k: int, r: int) -> Tensor:

@@ -14,7 +14,7 @@ from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
-from .records import check_records, check_rope
+from .records import check_records, check_rope, check_windows
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
 
@@ -43,6 +43,8 @@ class Checkpoint:
         shape = Shape.from_config(config)
         wiring = source_wiring(config, shape)
         check_rope(config)
+        if shape.family.has_windows:
+            check_windows(config, shape.num_hidden_layers)
         check_records(config)
         return cls(folder, config, shape, wiring)
 

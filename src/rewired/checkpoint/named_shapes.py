@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rewired.families import FAMILIES
 from rewired.sources import find_source
 
 from .checkpoint import Checkpoint
@@ -17,7 +18,12 @@ from .shape import Shape
 @cache
 def named_shapes() -> dict[str, Shape]:
     table = tomllib.loads((files("rewired.checkpoint") / "shapes.toml").read_text("utf-8"))
-    return {name: Shape.from_config({"model_type": "llama", **sizes}) for name, sizes in table.items()}
+    return {name: Shape.from_config({"model_type": _type_of(name), **sizes}) for name, sizes in table.items()}
+
+
+def _type_of(name: str) -> str:
+    """The model_type of a short name: qwen2.5-7b is a qwen2."""
+    return next((kind for kind in FAMILIES if name.startswith(kind)), "llama")
 
 
 def find_shape(model: str) -> Shape:

@@ -28,6 +28,23 @@ def check_rope(config: Mapping[str, Any]) -> None:
                 raise ValueError(f"config.json has {name} {rope!r}: rope_type '{kind}' takes a number as {number}.")
 
 
+def check_windows(config: Mapping[str, Any], num_layers: int) -> None:
+    """Raise ValueError where it is not clear which tokens attention sees."""
+    for name, least in (("sliding_window", 1), ("max_window_layers", 0)):
+        value = config.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"config.json has {name} {value!r}: it must be null or an integer of at least {least}.")
+    kinds = config.get("layer_types")
+    if kinds is not None and not (
+        isinstance(kinds, list) and len(kinds) == num_layers and all(kind in _KINDS_OF_ATTENTION for kind in kinds)
+    ):
+        raise ValueError(
+            f"config.json has layer_types {kinds!r}: it must be a list with one of {', '.join(_KINDS_OF_ATTENTION)} "
+            f"for each of the {num_layers} layers."
+        )
+
+
+_KINDS_OF_ATTENTION = ("full_attention", "sliding_attention")
 _ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

@@ -39,7 +39,8 @@ def stock_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_entries(family: Family) -> dict[str, Any]:
     """What the config of every rewired model of a family says."""
-    return {"auto_map": auto_map(family), "wiring_version": VERSION, "pretraining_tp": NOT_STOCK}
+    refusal = {family.unread: NOT_STOCK} if family.unread else {}
+    return {"auto_map": auto_map(family), "wiring_version": VERSION, **refusal}
 
 
 def auto_map(family: Family) -> dict[str, str]:

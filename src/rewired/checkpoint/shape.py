@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rewired.families import FAMILIES, family_of, names
+from rewired.families import FAMILIES, family_of, names, why_not
 from rewired.model.family import Family, Linear, Module, Width, size
 from rewired.model.regions import ranges_of_layers
 from rewired.model.version import check_version
@@ -57,7 +57,7 @@ class Shape:
             intermediate_size=_size(config, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
-            head_dim=_size(config, "head_dim", default=hidden_size // heads),
+            head_dim=_size(config, "head_dim", default=family.head_dim or hidden_size // heads),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             biases=frozenset(
                 linear
@@ -140,7 +140,7 @@ def family_in(config: Mapping[str, Any]) -> Family:
     family = FAMILIES["llama"] if model_type == AUTHORS_LADDER else family_of(model_type)
     if family is None:
         raise ValueError(
-            f"This is not a {names()}: its config.json says model_type '{model_type}'. Only {names()} converts."
+            f"This is not a {names()} model: its config.json says model_type '{model_type}'{why_not(model_type)}."
         )
     architectures = config.get("architectures")
     given = architectures if isinstance(architectures, list) else [architectures] if architectures else []

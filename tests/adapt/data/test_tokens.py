@@ -26,9 +26,26 @@ SMOLLM2 = (
     "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
     "'<|im_start|>assistant\n' }}{% endif %}"
 )
+# as Mistral's instruct models from v0.3 on write a chat, without their tools
+MISTRAL = """\
+{{{{- bos_token -}}}}
+{{%- set has_system = messages[0]['role'] == 'system' -%}}
+{{%- for turn in (messages[1:] if has_system else messages) -%}}
+    {{%- if turn['role'] == 'user' and loop.last and has_system -%}}
+        {{{{- '[INST]{space}' + messages[0]['content'] + '\\n\\n' + turn['content'] + '[/INST]' -}}}}
+    {{%- elif turn['role'] == 'user' -%}}
+        {{{{- '[INST]{space}' + turn['content'] + '[/INST]' -}}}}
+    {{%- else -%}}
+        {{{{- '{space}' + turn['content']{trim} + eos_token -}}}}
+    {{%- endif -%}}
+{{%- endfor -%}}"""
 MODELS = {
     "SmolLM2": SMOLLM2,
     "ChatML": CHATML,
+    "Qwen2.5": (THEIRS / "qwen2_5.jinja").read_text(),
+    "Qwen3": (THEIRS / "qwen3.jinja").read_text(),
+    "Mistral 7B": MISTRAL.format(space=" ", trim=" | trim"),
+    "Mistral Nemo": MISTRAL.format(space="", trim=""),
     "Llama 3": (THEIRS / "llama3.jinja").read_text(),
     "Llama 3.1": (THEIRS / "llama3_1.jinja").read_text(),
     "Llama 3.2": (THEIRS / "llama3_2.jinja").read_text(),
@@ -76,12 +93,26 @@ def test_what_the_assistant_says_is_learnt_with_its_end_and_nothing_else_is(mode
             runs = [*runs, []] if last == IGNORED else runs
             runs[-1].append(label)
         last = label
-    end = "<|eot_id|>" if "Llama" in model else "<|im_end|>"
-    trims = "Llama" in model
+    ends = {"Llama": "<|eot_id|>", "Mistral": tokens.eos_token}
+    end = ends.get(model.split()[0], "<|im_end|>")
+    begin, trims = " " * (model == "Mistral 7B"), "Llama" in model or model == "Mistral 7B"
     said = [turn["content"] for turn in document if turn["role"] == "assistant"]
-    answers = [(answer.strip() if trims else answer) + end for answer in said]
+    answers = [begin + (answer.strip() if trims else answer) + end for answer in said]
+    if model == "Qwen3":
+        answers[-1] = answers[-1].lstrip("\n")
     assert [tokens.decode(run) for run in runs] == answers
     assert all(label in (token, IGNORED) for token, label in zip(found["input_ids"], found["labels"], strict=True))
+
+
+def test_qwen3_learns_thoughts_where_there_are_some_and_never_to_leave_them_out() -> None:
+    """Without thinking, the prompt ends in an empty block of thoughts: it is written, and nothing of it is learnt."""
+    tokens = made(MODELS["Qwen3"])
+    encoder = Encoder.of(tokens)
+    for answer, block in (("b", ""), ("<think>\nt\n</think>\n\nb", "<think>\nt\n</think>\n\n")):
+        found = encoder.encode(conversation(None, [("a", answer)]), "row 1")
+        learnt = [label for label in found["labels"] if label != IGNORED]
+        assert tokens.decode(learnt) == f"{block}b<|im_end|>"
+        assert ("<think>\n\n</think>" in tokens.decode(found["input_ids"])) is not bool(block)
 
 
 def test_threads_do_not_disturb_each_other() -> None:
