@@ -39,7 +39,6 @@ class RewiredConfig(PreTrainedConfig):
     wiring: list[dict[str, Any]] | None = None
     tp_shards: int = 1
     wiring_version: Any = VERSION
-    pretraining_tp: Any = None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -55,7 +54,7 @@ class RewiredConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: also what keeps a stock class from running it without its wiring."""
-        return super().to_dict() | {"pretraining_tp": NOT_STOCK}
+        return super().to_dict() | ({self.family.unread: NOT_STOCK} if self.family.unread else {})
 
     @property
     def resolved_wiring(self) -> Wiring:

@@ -75,6 +75,9 @@ class Family:
     embedding: str = "embed_tokens"  # in the base
     last_norm: str = "norm"  # in the base
     head: str = "lm_head"
+    head_dim: int | None = None  # where a config does not name it, unless it is hidden_size / num_attention_heads
+    unread: str | None = None  # an entry of stock configs that transformers checks to be a number, and never reads
+    has_windows: bool = False  # whether a config may limit attention to a window of tokens
 
     @property
     def rewired_type(self) -> str:
@@ -102,6 +105,13 @@ class Family:
         """The path in the whole model of what the base holds as `name`: `last_norm`, `embedding`."""
         return f"{self.base}.{name}"
 
+    def window(self, config: Any, layer: int) -> int | None:
+        """How many tokens the attention of a layer sees, itself included; None for all."""
+        kinds = getattr(config, "layer_types", None)
+        if not self.has_windows or (kinds is not None and kinds[layer] != "sliding_attention"):
+            return None
+        return getattr(config, "sliding_window", None)
+
     def divisible(self, config: Any) -> dict[str, int]:
         """The sizes of `config` that shards and ranks have to divide: heads, KV heads, the MLP's width."""
         widths = [width for module in self.modules for width in module.widths]
@@ -123,3 +133,33 @@ class Family:
 
 def size(config: Any, width: Width) -> int:
     return math.prod(getattr(config, entry) for entry in width)
+
+
+def usual_modules(
+    reader_bias: str | bool = False,
+    writer_bias: str | bool = False,
+    mlp_bias: str | bool = False,
+    inside_attention: tuple[Replicated, ...] = (),
+) -> tuple[Module, Module]:
+    """The modules of Llama and of families that call them alike, with their biases as in `Linear`."""
+    return (
+        Module(
+            path="self_attn",
+            norm="input_layernorm",
+            gain="input_gain",
+            readers=(
+                Linear("q_proj", HEADS, reader_bias),
+                Linear("k_proj", KV_HEADS, reader_bias),
+                Linear("v_proj", KV_HEADS, reader_bias),
+            ),
+            writer=Linear("o_proj", HEADS, writer_bias),
+            inside=inside_attention,
+        ),
+        Module(
+            path="mlp",
+            norm="post_attention_layernorm",
+            gain="post_attention_gain",
+            readers=(Linear("gate_proj", NEURONS, mlp_bias), Linear("up_proj", NEURONS, mlp_bias)),
+            writer=Linear("down_proj", NEURONS, mlp_bias),
+        ),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -29,6 +31,8 @@ class RewiredLlamaConfig(RewiredConfig, LlamaConfig):
     model_type = LLAMA.rewired_type
     family = LLAMA
     base_model_tp_plan = rewired_plan(LLAMA, LlamaConfig.base_model_tp_plan)
+
+    pretraining_tp: Any = None  # no number there: a stock Llama refuses it
 
 
 class RewiredLlamaDecoderLayer(RewiredLayer, LlamaDecoderLayer):  # type: ignore[misc]  # our forward passes a stream
