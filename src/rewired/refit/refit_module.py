@@ -27,7 +27,8 @@ class RefitModule:
         self.stock: Any = layer.get_submodule(names.path)
         self.inputs: list[nn.Linear] = [getattr(self.stock, linear.name) for linear in names.readers]
         self.output: nn.Linear = getattr(self.stock, names.writer.name)
-        self.window = None if self.is_mlp else layer.family.window(layer.config, int(self.stock.layer_idx))
+        index: Any = None if self.is_mlp else self.stock.layer_idx
+        self.window = None if self.is_mlp else layer.family.window(layer.config, index)
 
     @classmethod
     def all_of(cls, layer: RewiredLayer) -> list[RefitModule]:
