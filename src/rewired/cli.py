@@ -96,11 +96,10 @@ def report_errors(command: str, when_interrupted: str = "interrupted.") -> Itera
 
     Exit status 2 for what a user got wrong or the disk refuses, 1 for a rank that failed, 130 for Ctrl-C.
     """
-    signals.end_cleanly()
     try:
-        _check_names()
-        yield
-        signals.check()
+        with signals.end_cleanly():
+            _check_names()
+            yield
     except (ValueError, OSError) as error:
         _end(f"{command}: {error}", 2)
     except RankError as error:

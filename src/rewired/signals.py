@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _received: int | None = None
@@ -18,13 +20,21 @@ def end_at_once(command: str) -> None:
         signal.signal(signal.SIGINT, lambda *_: (os.write(2, sentence), os._exit(130)))
 
 
-def end_cleanly() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, and SIGTERM SystemExit, so that everything cleans up."""
+@contextmanager
+def end_cleanly() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt meanwhile, and SIGTERM SystemExit, so that everything cleans up."""
     global _received
-    _received = None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
             signal.signal(number, _end)
+    try:
+        yield
+        check()
+    finally:
+        _received = None
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def check() -> None:
