@@ -22,6 +22,7 @@ from rewired.families import classes
 from rewired.model.configuration import RewiredConfig
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.progress import announce
+from rewired.refit.run import model_config
 from rewired.rotate.original import in_basis_of
 from rewired.sources import checkpoint_folder, find_source
 
@@ -74,7 +75,7 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
-    changed, ends_changed = changed_before(_parsed(checkpoint))
+    changed, ends_changed = changed_before(model_config(checkpoint.config))
     if earlier := checkpoint.config.get(RECORD) or checkpoint.config.get("refit"):
         base = earlier["base"]
     else:  # with the original's weights; a source that was converted is marked, for its name is not the original's
@@ -127,7 +128,7 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
             plan = convert(first.model, Path(scratch) / "start", _request(first, checkpoint), dry_run=True).plan
             checkpoint = _rewired(checkpoint, plan)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
-        config = _parsed(checkpoint)
+        config = model_config(checkpoint.config)
         layers, ends = changed_after(_without_weights(config, before), *changed_before(config))
         trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends}}
         folder = Path(f"What stage {number} makes")  # for error messages
@@ -137,12 +138,7 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
             gains = gain_names(checkpoint.shape.family, checkpoint.wiring)
             check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
             checkpoint = _rewired(checkpoint, plan)
-    return _parsed(checkpoint)
-
-
-def _parsed(checkpoint: Checkpoint) -> RewiredConfig:
-    config: RewiredConfig = classes(checkpoint.shape.family, "Config").from_dict(checkpoint.config)
-    return config
+    return model_config(checkpoint.config)
 
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:

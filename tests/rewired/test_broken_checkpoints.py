@@ -14,6 +14,7 @@ from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import prepare
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import bench
+from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate.models import check_together, open_model
 from rewired.serve.generate import Prompt, generate
 from tests.convert.checkpoints import edit_json, edit_tensors
@@ -45,6 +46,10 @@ def by_adapt(folder: Path) -> None:
     prepare(Recipe(model=str(folder), datasets=["unused"]), folder / "unused", lambda *_: None)
 
 
+def by_refit(folder: Path) -> None:
+    convert(folder, folder.parent / "refitted", Request(refit=RefitRequest()))
+
+
 def pickle(folder: Path) -> None:
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
@@ -72,11 +77,18 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "no rope": (lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "x"}), "takes a rope_type"),
     "a wiring that is not run": (lambda f: edit_json(f / "config.json", model_type="llama"), " a dense "),
 }
+# what transformers does not make a model of
+NO_MODEL: dict[str, tuple[Break, str]] = {
+    "no activation": (lambda f: edit_json(f / "config.json", hidden_act="x"), "(loaded|be run): KeyError: 'x'"),
+    "no type": (lambda f: edit_json(f / "config.json", rms_norm_eps="x"), "'rms_norm_eps': TypeError: "),
+}
 # what only those meet that take text
 BROKEN_FOR_TEXT: dict[str, tuple[Break, str]] = {
-    "no activation": (lambda f: edit_json(f / "config.json", hidden_act="x"), "cannot be loaded: KeyError: 'x'"),
-    "no type": (lambda f: edit_json(f / "config.json", rms_norm_eps="x"), "loaded: .* 'rms_norm_eps': TypeError: "),
-    "no generation": (lambda f: (f / "generation_config.json").write_text("[]"), "cannot be loaded: TypeError: "),
+    "no generation": (lambda f: (f / "generation_config.json").write_text("[]"), "config.json is not a JSON object"),
+    "no end": (
+        lambda f: edit_json(f / "generation_config.json", eos_token_id="x"),
+        "generation_config.json has eos_token_id 'x': it must be the number of a token",
+    ),
     "no tokens": (lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'), "no tokenizer that can be loaded"),
     "no template": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), "template cannot be used: Template"),
 }
@@ -85,6 +97,14 @@ BROKEN_FOR_TEXT: dict[str, tuple[Break, str]] = {
 @pytest.mark.parametrize("run", [by_generate, by_evaluate, by_bench, by_adapt])
 @pytest.mark.parametrize(("make", "sentence"), BROKEN.values(), ids=BROKEN)
 def test_every_command_says_what_is_broken(
+    run: Callable[[Path], None], make: Break, sentence: str, ladder: Path, tmp_path: Path
+) -> None:
+    check(run, make, sentence, shutil.copytree(ladder, tmp_path / "broken"))
+
+
+@pytest.mark.parametrize("run", [by_generate, by_adapt, by_refit])
+@pytest.mark.parametrize(("make", "sentence"), NO_MODEL.values(), ids=NO_MODEL)
+def test_a_config_of_no_model_is_said(
     run: Callable[[Path], None], make: Break, sentence: str, ladder: Path, tmp_path: Path
 ) -> None:
     check(run, make, sentence, shutil.copytree(ladder, tmp_path / "broken"))

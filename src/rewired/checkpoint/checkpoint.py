@@ -14,12 +14,13 @@ from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
-from .records import check_records, check_rope, check_windows
+from .records import check_records, check_rope, check_tokens, check_windows
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+GENERATION = "generation_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _IGNORED = ("rotary_emb.inv_freq",)  # a buffer that old checkpoints saved
 
@@ -145,7 +146,8 @@ class Checkpoint:
 
 
 def check_loadable(folder: Path) -> None:
-    """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run.
+    """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run, and
+    where it generates until a token that cannot be.
 
     Transformers alone judges those of other families, and quantised ones.
     """
@@ -158,6 +160,8 @@ def check_loadable(folder: Path) -> None:
         )
     if family and not config.get("quantization_config"):
         Checkpoint.open(folder).tensors()
+    if (folder / GENERATION).is_file():
+        check_tokens(read_json(folder / GENERATION), GENERATION)
 
 
 def inside(folder: Path, name: str) -> Path:

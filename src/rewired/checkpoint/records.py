@@ -44,6 +44,14 @@ def check_windows(config: Mapping[str, Any], num_layers: int) -> None:
         )
 
 
+def check_tokens(config: Mapping[str, Any], file: str) -> None:
+    """Raise ValueError where a special token that `file` names is no number."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = config.get(name)
+        if value is not None and not _are(int, value if isinstance(value, list) else [value]):
+            raise ValueError(f"{file} has {name} {value!r}: it must be the number of a token, or a list of such.")
+
+
 _KINDS_OF_ATTENTION = ("full_attention", "sliding_attention")
 _ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
     "default": (),

@@ -16,6 +16,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.checkpoint.shape import family_in
 from rewired.divergence import Divergence
 from rewired.families import classes
+from rewired.loading import loading
 from rewired.model.configuration import RewiredConfig
 from rewired.quantities import count
 from rewired.ranks import choose_device
@@ -155,13 +156,11 @@ def refit(
 
 def model_config(config: Mapping[str, Any]) -> RewiredConfig:
     """The model's config for the values in `config`. Raises ValueError where they describe no model."""
-    try:
+    with loading("config.json describes no model that can be run"):
         family = family_in(config)
         parsed: RewiredConfig = classes(family, "Config").from_dict(dict(config))
         with torch.device("meta"):
             classes(family, "DecoderLayer")(parsed, 0, parsed.resolved_wiring.layers[0])
-    except Exception as error:  # whatever a value of another kind makes of transformers' code
-        raise ValueError(f"config.json describes no model that can be run ({error!r}).") from None
     return parsed
 
 
