@@ -32,7 +32,7 @@ def main() -> None:
     )
     shutil.rmtree(FOLDER, ignore_errors=True)  # of an earlier demo
     FOLDER.mkdir()
-    run(f"convert smollm2-135m {ORIGINAL} --standard-layers 0- --to-llama")
+    run(f"convert smollm2-135m {ORIGINAL} --standard-layers 0- --to-stock")
     run(f"convert ./{ORIGINAL} {CONVERTED} --ladder-layers 15-30")
     run("rewired data fetch calibration texts")
     run(f"adapt {RECIPE} --model ./{ORIGINAL} --datasets texts --output_dir healed {SHORT}")

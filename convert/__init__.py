@@ -1,4 +1,4 @@
-"""rewired.convert: a Llama checkpoint in, a rewired checkpoint out, without reading a tensor unless it is refitted."""
+"""rewired.convert: a checkpoint in, a rewired checkpoint out, without reading a tensor unless it is refitted."""
 
 from rewired.refit.request import RefitRequest
 

@@ -130,7 +130,7 @@ _REFITTED = "of layers {}, which were fitted to what these layers now read"
 _TABLE = "| layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |"
 _IMPORTS = "\n    import rewired  # or without it: trust_remote_code=True for the model, False for the tokenizer"
 
-_INTRO_STOCK = "`{base_model}` as a stock Llama, written by `rewired`."
+_INTRO_STOCK = "`{base_model}` as a stock checkpoint, written by `rewired`."
 
 _CARD = """---
 {front_matter}

@@ -60,6 +60,7 @@ class _ConvertCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[str] = []
+        args = ["--to-stock" if argument == "--to-llama" else argument for argument in args]  # as it was called
         for argument, following in zip_longest(args, args[1:], fillvalue="-"):
             given.append(argument)
             if argument in ("--refit", "--calibrate") and following.startswith("-"):
@@ -112,9 +113,9 @@ def _convert(
     revision: Annotated[
         str | None, typer.Option(rich_help_panel=_REST, help="Branch, tag or commit of a hub SOURCE.")
     ] = None,
-    to_llama: Annotated[
+    to_stock: Annotated[
         bool,
-        typer.Option("--to-llama", rich_help_panel=_REST, help="Write a stock Llama; all layers must be standard."),
+        typer.Option("--to-stock", rich_help_panel=_REST, help="Write a stock model; all layers must be standard."),
     ] = False,
     copy: Annotated[
         bool, typer.Option("--copy", rich_help_panel=_REST, help="Copy weight files instead of hard-linking them.")
@@ -133,7 +134,7 @@ def _convert(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", rich_help_panel=_REST, help="Print the result as JSON.")] = False,
 ) -> None:
-    """Rewire a Llama checkpoint: choose which layers, and how they use tensor-parallel all-reduces.
+    """Rewire a Llama, Mistral, Qwen2 or Qwen3 checkpoint: which layers, and how they use all-reduces.
 
     The weights stay as they are, so it takes seconds and, within one filesystem, no disk space. Three options change
     them: --dtype casts them, --rotate writes them in another basis, and --refit fits them to their new wiring by least
@@ -148,7 +149,7 @@ def _convert(
     convert ./my-llama my-hybrid --ladder-layers 16- --peek --refit
     convert llama-3.1-8b --wiring "desync-4x@8-24, ladder@24-32"
     convert llama-3.1-8b --partial-layers -8 --shared-fraction 0.5
-    convert my-hybrid my-llama --standard-layers 0- --to-llama
+    convert my-hybrid my-dense --standard-layers 0- --to-stock
     ```
     """
     is_fitted = refit is not None or calibrate is not None
@@ -156,7 +157,7 @@ def _convert(
         request = Request(
             wiring=([] if wiring is None else regions_in(wiring)) + regions_of(flags),
             tp_shards=tp_shards,
-            to_llama=to_llama,
+            to_stock=to_stock,
             dtype=dtype,
             copy=copy,
             rotate=rotate,
@@ -190,7 +191,7 @@ def _info(
         typer.Option("--check-weights", help="Read all weights, and refuse what is no finite number."),
     ] = False,
 ) -> None:
-    """Print the layers of any Llama checkpoint: their wiring, and what it costs in all-reduces."""
+    """Print the layers of a checkpoint, rewired or not: their wiring, and what it costs in all-reduces."""
     with report_errors("rewired info"), TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(path, revision).preview(Path(scratch)))
         if check_weights:

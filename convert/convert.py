@@ -138,7 +138,7 @@ def _config(job: Job) -> dict[str, Any]:
     config, dtype = without_foreign_code(json.dumps(job.weights.config))[0], job.request.dtype
     if dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
-    if job.request.to_llama:
+    if job.request.to_stock:
         return stock_config(config)
     return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)
 
@@ -151,7 +151,7 @@ def _notes_on_weights(job: Job) -> list[str]:
         )
     if unread := job.checkpoint.unexpected(job.tensors):
         notes.append(
-            f"No Llama of this config reads {count(len(unread), 'tensor')} of the source, which came along: {unread[0]}"
+            f"No model of this config reads {count(len(unread), 'tensor')} of the source, which came along: {unread[0]}"
             + (", ..." if len(unread) > 1 else "")
         )
     return notes

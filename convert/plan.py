@@ -32,11 +32,11 @@ class Plan:
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     """The wiring that `request` makes of `checkpoint`. Raises ValueError when it does not fit the model."""
     shape = checkpoint.shape
-    if not (request.wiring or request.to_llama or checkpoint.is_rewired or request.refit or request.rotate):
+    if not (request.wiring or request.to_stock or checkpoint.is_rewired or request.refit or request.rotate):
         raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
     wiring = checkpoint.wiring.rewire(request.wiring)
-    if request.to_llama and wiring.rewired_regions:
-        raise ValueError("--to-llama writes a dense Llama, and some layers are rewired: add --standard-layers 0-.")
+    if request.to_stock and wiring.rewired_regions:
+        raise ValueError("--to-stock writes a dense model, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = checkpoint.shards(request.tp_shards)
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)

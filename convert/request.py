@@ -22,7 +22,7 @@ class Request:
 
     wiring: Sequence[Mapping[str, Any]] = ()
     tp_shards: int | None = None
-    to_llama: bool = False
+    to_stock: bool = False
     dtype: str | None = None
     copy: bool = False
     rotate: str | None = None
@@ -43,7 +43,7 @@ def default_name(source: str, checkpoint: Checkpoint, request: Request) -> str:
     if request.refit and (named or checkpoint.is_rewired):
         parts.append("refit" if request.refit.matrices else "calibrated")
     if not parts:
-        parts = ["llama" if request.to_llama else "standard" if request.wiring else "rewired"]
+        parts = ["stock" if request.to_stock else "standard" if request.wiring else "rewired"]
     return "-".join([source, *parts])
 
 

@@ -47,12 +47,12 @@ def write(
         job.plan.table,
         notes,
         job.request.command,
-        is_stock=job.request.to_llama,
+        is_stock=job.request.to_stock,
         is_rotated=RECORD in config,
         refitted=_refitted(config),
     )
     (staging / "README.md").write_text(card, encoding="utf-8")
-    if not job.request.to_llama:
+    if not job.request.to_stock:
         write_code(job.checkpoint.shape.family, staging)
     return notes
 

@@ -15,7 +15,7 @@ from ..recipe.keys import LORA, Recipe
 
 
 def rewired_layers(config: Any) -> list[int]:
-    """The layers of a RewiredLlamaConfig of which a module is rewired."""
+    """The layers of a RewiredConfig of which a module is rewired."""
     return config.resolved_wiring.rewired_layers
 
 

@@ -55,7 +55,7 @@ UNSUPPORTED: dict[str, str] = {
     "packing_strategy": "documents are packed whole, which is bfd",
     "padding_free": "packing leaves no padding",
     "resume_from_checkpoint": "--resume goes on from the last whole checkpoint",
-    "router_aux_loss_coef": "a Llama routes nothing",
+    "router_aux_loss_coef": "a dense model routes nothing",
     "save_on_each_node": "all machines write to one folder of a file system that they share",
     "save_only_model": "a checkpoint that --resume goes on from has the optimizer's moments, too",
     "truncation_mode": "what is too long is cut at its end",

@@ -76,7 +76,7 @@ def _umbrella(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Llama checkpoints whose tensor-parallel all-reduces overlap with compute, shrink, or vanish."""
+    """Llama, Mistral, Qwen2 and Qwen3 models whose tensor-parallel all-reduces overlap, shrink, or vanish."""
 
 
 def positive_integers(flag: str, text: str, what: str) -> tuple[int, ...]:

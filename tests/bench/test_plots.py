@@ -90,7 +90,7 @@ def test_of_several_numbers_of_ranks_each_batch_has_a_panel_over_them() -> None:
 def test_of_one_point_there_are_bars_from_standard() -> None:
     axes = plots.throughput(results()).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "stock Llama",
+        "stock",
         "ladder",
         "ladder@2-4",
         "no communication",

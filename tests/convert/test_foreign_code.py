@@ -95,7 +95,7 @@ def test_no_code_but_ours_is_in_the_output(laden: Path) -> None:
 
 def test_nor_in_that_of_a_stock_llama_and_ours_needs_no_note(laden: Path) -> None:
     first = converted(laden, wiring=[{"layers": "0-", "preset": "standard"}])
-    again = convert(first.out, laden.parent / "again", Request(to_llama=True))
+    again = convert(first.out, laden.parent / "again", Request(to_stock=True))
     assert code_in(again.out) == {"added_tokens.json": 258}
     assert not [note for note in again.plan.notes if "does not come along" in note]
 

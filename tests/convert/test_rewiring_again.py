@@ -36,7 +36,7 @@ def test_back_to_dense_and_to_a_stock_llama(source: Path) -> None:
     first = again(source, {"layers": "1-5", "preset": "desync"}, out="first")
     dense = again(first, {"layers": "0-", "preset": "standard"}, out="dense")
     assert torch.equal(logits(dense), logits(source))
-    stock = again(dense, to_llama=True, out="stock")
+    stock = again(dense, to_stock=True, out="stock")
     assert config_of(stock) == config_of(source)
     assert not list(stock.glob("*.py"))
     ids = torch.arange(6)[None]

@@ -50,7 +50,7 @@ def test_the_command_says_what_it_did_and_so_do_info_and_the_card(tmp_path: Path
 
 
 @pytest.mark.parametrize("sharded", [True, False])
-@pytest.mark.parametrize(("wiring", "options"), [(LADDER, {}), ([], {"to_llama": True}), ([], {"dtype": "fp32"})])
+@pytest.mark.parametrize(("wiring", "options"), [(LADDER, {}), ([], {"to_stock": True}), ([], {"dtype": "fp32"})])
 def test_the_function_stays(
     wiring: list[dict[str, Any]], options: dict[str, Any], sharded: bool, tmp_path: Path
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_dry_run_says_it_too_and_the_name_has_it(source: Path) -> None:
 
 
 def test_a_rotated_model_can_be_rewired_and_refitted_later(dense: Path, text: Path, tmp_path: Path) -> None:
-    rotated = convert(dense, tmp_path / "rotated", Request(rotate="hadamard", to_llama=True)).out
+    rotated = convert(dense, tmp_path / "rotated", Request(rotate="hadamard", to_stock=True)).out
     assert isinstance(AutoModelForCausalLM.from_pretrained(rotated), LlamaForCausalLM)
     later = convert(rotated, tmp_path / "later", Request(PARTIAL, refit=RefitRequest(str(text), 6144)))
     assert later.refit is not None

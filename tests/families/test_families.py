@@ -165,7 +165,7 @@ def test_its_checkpoint_stands_alone(dense: Path, tmp_path: Path) -> None:
 
 def test_back_to_dense_it_is_the_source(dense: Path, tmp_path: Path) -> None:
     there = convert(dense, tmp_path / "mixed", Request(MIXED, tp_shards=2)).out
-    back = convert(there, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True)).out
+    back = convert(there, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_stock=True)).out
     before, after = (AutoConfig.from_pretrained(folder).to_dict() for folder in (dense, back))
     assert after == before | {"_name_or_path": str(back)}
     assert torch.equal(logits(back), logits(dense))

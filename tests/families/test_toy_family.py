@@ -98,7 +98,7 @@ def test_a_conversion_changes_no_tensor_and_loads_by_the_auto_class(dense: Path,
     assert torch.equal(logits(standard), logits(dense))
     assert type(AutoModelForCausalLM.from_pretrained(mixed)) is RewiredToyForCausalLM
     assert not torch.equal(logits(mixed), logits(dense))
-    back = convert(mixed, tmp_path / "back", Request(STANDARD, to_llama=True)).out
+    back = convert(mixed, tmp_path / "back", Request(STANDARD, to_stock=True)).out
     assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
     assert torch.equal(logits(back), logits(dense))
 

@@ -32,7 +32,7 @@ def test_gains_alone_leave_every_weight(dense: Path, text: Path, tmp_path: Path)
     assert torch.equal(loaded.model.layers[2].input_gain.weight, load_file(new)["model.layers.2.input_gain.weight"])
     assert "refit" not in json.loads((done.out / "config.json").read_text())
     with pytest.raises(ValueError, match=rf"name other layers, or convert {re.escape(str(dense))}, which it was made"):
-        convert(done.out, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True))
+        convert(done.out, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_stock=True))
     assert "Gains calibrated by least squares, no other weight changed" in (done.out / "README.md").read_text()
 
 

@@ -152,7 +152,7 @@ def test_files_without_a_fitted_layer_are_linked(request_of: Request, tmp_path: 
 def test_what_it_tells_counts_rounding_in(dense: Path, text: Path, request_of: Request, tmp_path: Path) -> None:
     """A checkpoint in bfloat16 stays one, and later modules correct what rounding earlier ones left."""
     source = tmp_path / "bfloat16"
-    convert(dense, source, Request([{"layers": "0-", "preset": "standard"}], to_llama=True, dtype="bfloat16"))
+    convert(dense, source, Request([{"layers": "0-", "preset": "standard"}], to_stock=True, dtype="bfloat16"))
     done = convert(source, tmp_path / "model", request_of)
     tensors = load_file(done.out / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}

@@ -46,7 +46,7 @@ def test_what_is_made_of_it_still_says_how_it_was_fitted(refitted: Conversion, t
 @pytest.mark.parametrize(
     "request_again",
     [
-        Request([{"layers": "0-", "preset": "standard"}], to_llama=True),
+        Request([{"layers": "0-", "preset": "standard"}], to_stock=True),
         Request([{"layers": "2-3", "preset": "standard"}]),
         Request([{"layers": "1-4", "preset": "desync"}]),
         Request(PEEK),
@@ -67,7 +67,7 @@ def test_another_wiring_is_refused_with_a_pointer_to_the_original(
 def test_a_fit_of_what_lacks_nothing_leaves_the_way_back_open(dense: Path, text: Path, tmp_path: Path) -> None:
     waiting = [{"layers": "1-4", "preset": "ladder", "overlap": False}]
     fitted = convert(dense, tmp_path / "fitted", Request(waiting, refit=RefitRequest(str(text), 2048))).out
-    back = convert(fitted, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_llama=True)).out
+    back = convert(fitted, tmp_path / "back", Request([{"layers": "0-", "preset": "standard"}], to_stock=True)).out
     config = json.loads((back / "config.json").read_text())
     assert config["model_type"] == "llama" and not {"refit", "calibrated"} & config.keys()
     torch.testing.assert_close(logits(back, TOKENS), logits(dense, TOKENS), rtol=1e-4, atol=1e-4)

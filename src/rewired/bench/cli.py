@@ -43,7 +43,7 @@ def _bench(
         str,
         typer.Option(
             metavar="TEXT; ...",
-            help="What to time beside standard and the engine's own Llama, such as ladder+peek@16-32. own is the "
+            help="What to time beside standard and the engine's own model, such as ladder+peek@16-32. own is the "
             "checkpoint's wiring; none has no communication.",
         ),
     ] = _WIRINGS,

@@ -74,7 +74,7 @@ class _Counter(TorchDispatchMode):
     def __init__(self, ranks: int) -> None:
         super().__init__()
         self.bytes = 0.0
-        # what a byte of the input costs; these collectives are all that a tensor-parallel Llama starts
+        # what a byte of the input costs; these collectives are all that a tensor-parallel model starts
         self.factors = {"all_reduce": 2 * (ranks - 1) / ranks, "allreduce_": 2 * (ranks - 1) / ranks}
         self.factors |= {"all_gather_into_tensor": ranks - 1, "all_to_all_single": (ranks - 1) / ranks}
         self.factors["send"] = 1  # of which both are made without NCCL

@@ -1,6 +1,6 @@
 """The contenders of a bench: wirings by their texts, and what they are compared with.
 
-`standard` is the baseline, the same function as stock Llama's by our model; `none` is that without any communication.
+`standard` is the baseline, the stock model's function by our model; `none` is that without any communication.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE, parse_wiring
 
 __all__ = ["NONE", "OWN", "STANDARD", "STOCK", "Contender", "contenders"]  # rows of a bench have these names
-STOCK = "stock"  # transformers' own Llama, by its own tensor parallelism
+STOCK = "stock"  # transformers' own class, by its own tensor parallelism
 OWN = "own"  # the wiring that the checkpoint has
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to time: the regions of its wiring in their JSON form. Stock Llama has none."""
+    """A model to time: the regions of its wiring in their JSON form. The stock model has none."""
 
     name: str
     entries: list[dict[str, Any]]

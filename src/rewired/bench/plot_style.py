@@ -26,7 +26,7 @@ _COLOURS = {
 _MORE = ("#882255", "#332288", "#999933", "#44aa99", "#117733", "#661100")  # Tol's, for wirings of other names
 _MARKERS = "os^Dvp<>hX"
 _LINES = {STANDARD: "-", STOCK: ":", NONE: "--"}
-_NAMES = {NONE: "no communication", STOCK: "stock Llama"}
+_NAMES = {NONE: "no communication", STOCK: "stock"}
 _GID = "wiring"  # of lines that have one's name at their end
 _LINE_HEIGHT = 0.125  # inches of a name, with what keeps it from the next
 

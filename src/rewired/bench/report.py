@@ -22,7 +22,7 @@ READING = (
     "Times are medians of interleaved rounds, ± half of the quartiles' distance. x is the speedup over standard, the "
     "median of the rounds' own ratios; it is inconclusive where they leave open which of both is faster (95 %). Hidden "
     "is the share of communication that a wiring saves, in prefill and by token: (standard - wiring) / (standard - "
-    "none). stock is the engine's own Llama by its own tensor parallelism. none does not communicate at all: its "
+    "none). stock is the engine's own model by its own tensor parallelism. none does not communicate at all: its "
     "output is wrong, and nothing can be faster."
 )
 
@@ -52,7 +52,7 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table]:
 def verdicts(results: Mapping[str, Any]) -> list[str]:
     """What the tables say of our own tensor parallelism: standard against stock, over all cells."""
     lines = []
-    own = "vLLM's own Llama" if results["request"]["engine"] == VLLM else "transformers' own tensor parallelism"
+    own = "vLLM's own model" if results["request"]["engine"] == VLLM else "transformers' own tensor parallelism"
     for measure in MEASURES:
         rows = [
             row for row in results["rows"] if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})

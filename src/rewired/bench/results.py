@@ -140,7 +140,7 @@ def _seconds(samples: Samples, measure: str, request: BenchRequest) -> Sequence[
 
 
 def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
-    """The rounds' own ratios over standard and over stock Llama: the median of each, and the range that it is in."""
+    """The rounds' own ratios over standard and over stock: the median of each, and the range that it is in."""
     found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
     for measure in (*samples, GENERATION):
         own = _seconds(samples, measure, request)

@@ -153,7 +153,7 @@ def _span(event: Event) -> Span:
 
 
 def _launched_by(modules: Sequence[Span], time: float) -> str | None:
-    """The last module that began before; stock Llama's launch while they still run."""
+    """The last module that began before; the stock model's launch while they still run."""
     return next((module.name for module in reversed(modules) if module.start <= time), None)
 
 

@@ -36,7 +36,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Reads config.json only. Raises ValueError without one of a sound Llama, and for a PEFT adapter."""
+        """Reads config.json only. Raises ValueError without one of a sound model, and for a PEFT adapter."""
         if not (folder / "config.json").is_file():
             raise ValueError(missing_config(folder, str(folder)))
         check_none_beside(folder)

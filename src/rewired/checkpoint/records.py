@@ -16,7 +16,7 @@ def check_records(config: Mapping[str, Any]) -> None:
 
 
 def check_rope(config: Mapping[str, Any]) -> None:
-    """Raise ValueError where positions are embedded in a way that transformers' Llama does not have."""
+    """Raise ValueError where positions are embedded in a way that transformers' models of our families do not have."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name) or {}
         kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else None

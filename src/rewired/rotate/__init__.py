@@ -1,1 +1,1 @@
-"""Rotations: another orthonormal basis for a Llama's residual stream, folded into its weights at no cost."""
+"""Rotations: another orthonormal basis for a model's residual stream, folded into its weights at no cost."""

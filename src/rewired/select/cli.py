@@ -28,7 +28,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _select(
-    source: Annotated[str, typer.Argument(help="A dense Llama, named like convert's SOURCE.")],
+    source: Annotated[str, typer.Argument(help="A dense model, named like convert's SOURCE.")],
     wirings: Annotated[
         str,
         typer.Option(

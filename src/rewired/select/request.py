@@ -67,7 +67,7 @@ def check(request: SelectRequest) -> None:
 def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
     """The number of shards to score for. Raises ValueError where the model has no choice within the budget."""
     if checkpoint.is_rewired:
-        raise ValueError(f"{checkpoint.folder} is rewired already: select from the dense Llama that it was made from.")
+        raise ValueError(f"{checkpoint.folder} is rewired already: select from the dense model that it was made from.")
     layers = checkpoint.shape.num_hidden_layers
     if request.budget is not None and not 1 <= request.budget <= layers:
         raise ValueError(f"--budget {request.budget} does not fit: the model has {count(layers, 'layer')}.")

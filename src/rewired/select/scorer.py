@@ -27,7 +27,7 @@ OnStep = Callable[[str], None]  # called with a few words on what begins
 
 
 class Scorer:
-    """Scores layers of the dense Llama of `config` on `tp_shards` shards."""
+    """Scores layers of the dense model of `config` on `tp_shards` shards."""
 
     def __init__(
         self,

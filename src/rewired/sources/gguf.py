@@ -60,7 +60,7 @@ def _read_tokenizer(path: Path, folder: Path) -> Path:
 def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """Write the GGUF model at `path` into `folder` as safetensors with its tokenizer; bfloat16 unless told otherwise.
 
-    Raises ValueError if it is not a Llama, cannot be read, or the `gguf` package is missing.
+    Raises ValueError if it is of no family of ours, cannot be read, or the `gguf` package is missing.
     """
     config = _load_config(path)
     import torch
