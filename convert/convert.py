@@ -76,7 +76,8 @@ def convert(
     target, plan = _plan(origin, out, request, dry_run, force)
     if dry_run:
         taken = destination.note_on_taken(target, origin.folder, force)
-        return Conversion(target, replace(plan, notes=[*plan.notes, *notes_on_rotation(plan.rotation), *taken]))
+        notes = [*plan.notes, *plan.by_ranks, *notes_on_rotation(plan.rotation), *taken]
+        return Conversion(target, replace(plan, notes=notes))
     with destination.staged_folder(target) as staging:
         job = _open(origin, request, plan, target)
         if plan.rotation:

@@ -8,13 +8,14 @@ from typing import Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
+from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
 from .changed_weights import check_weights
 from .request import Request
 from .rotation import plan_rotation
-from .traffic import LayerTable
+from .traffic import LayerTable, notes_on_ranks
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Plan:
     tp_shards: int
     table: LayerTable
     notes: list[str]
+    by_ranks: list[str]  # what each of usual numbers of ranks sends, for users
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
 
@@ -48,8 +50,9 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     elif request.refit:
         notes += _check_fit(checkpoint, request.refit, wiring)
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
-    table = LayerTable.of(wiring, tp_shards, request.dtype or checkpoint.dtype)
-    return Plan(wiring, tp_shards, table, notes, cost, rotation)
+    dtype = request.dtype or checkpoint.dtype
+    table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
+    return Plan(wiring, tp_shards, table, notes, by_ranks, cost, rotation)
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:
@@ -76,10 +79,10 @@ def _note_on_shards(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp
     else:
         sizes = checkpoint.shape.family.divisible_in_words(checkpoint.shape)
         why = f"the largest number up to 8 that divides {sizes}"
-    if wiring.depends_on_shards:
-        meaning = (
-            "this wiring's function depends on it: the model computes the same on any number of GPUs that divides it"
-        )
-    else:
-        meaning = "this wiring computes the same function at any number"
-    return f"tp_shards {tp_shards} ({why}); {meaning}."
+    note = f"tp_shards {tp_shards} ({why}); this wiring"
+    if not wiring.depends_on_shards:
+        return f"{note} computes the same function at any number."
+    return (
+        f"{note}'s function depends on it, so it is for {count(tp_shards, 'rank')}; transformers also runs it on fewer "
+        "that divide that. For another number convert with --tp-shards N."
+    )

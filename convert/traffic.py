@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rewired.checkpoint.shape import Shape
+from rewired.model.payload import packed_bytes
 from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.model.wiring_text import region_name
 
@@ -23,8 +25,8 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Traffic:
     """All-reduces per token. `exposed` ones are waited for at once; the others hide behind compute.
 
-    `bytes_sent` is what each of r ranks sends in a ring all-reduce: 2 * (r - 1) / r of the payload; as many
-    where a payload is packed.
+    `bytes_sent` is what each of r ranks sends in a ring all-reduce: 2 * (r - 1) / r of the payload. Of what is packed,
+    (r - 1) / r goes out for each shard that a rank holds, and as much of the sum comes back.
     """
 
     all_reduces: int
@@ -32,13 +34,15 @@ class Traffic:
     bytes_sent: int
 
     @classmethod
-    def of(cls, modules: Iterable[ModuleWiring], tp_shards: int, item_bytes: int) -> Traffic:
+    def of(cls, modules: Iterable[ModuleWiring], ranks: int, item_bytes: int, held: int = 1) -> Traffic:
         launching = [module for module in modules if module.launches]
-        payload = sum(module.payload_bytes(item_bytes) for module in launching)
+        payload = sum(2 * module.payload_bytes(item_bytes) for module in launching)
+        parts = [tuple(section._replace(sum_bits=section.bits) for section in module.sections) for module in launching]
+        payload += (held - 1) * sum(map(packed_bytes, parts))
         return cls(
             all_reduces=len(launching),
             exposed=sum(module.is_exposed for module in launching),
-            bytes_sent=2 * (tp_shards - 1) * payload // tp_shards,
+            bytes_sent=(ranks - 1) * payload // ranks,
         )
 
 
@@ -55,7 +59,7 @@ class LayerTable:
     @classmethod
     def of(cls, wiring: Wiring, tp_shards: int, dtype: str) -> LayerTable:
         def traffic(modules: Iterable[ModuleWiring]) -> Traffic:
-            return Traffic.of(modules, tp_shards, _ITEM_BYTES.get(dtype, 2))
+            return Traffic.of(modules, tp_shards, _item_bytes(dtype))
 
         rows = [
             (region.layers, region_name(region), traffic(wiring.modules[index] for index in region.module_indices))
@@ -77,3 +81,22 @@ class LayerTable:
             "per_token": vars(self.total),
             "per_token_dense": vars(self.dense),
         }
+
+
+def notes_on_ranks(wiring: Wiring, shape: Shape, tp_shards: int, dtype: str) -> list[str]:
+    """What each of 2, 4 and 8 ranks sends, where so many can share out the model, or would with as many shards."""
+    notes, dense = [], Wiring.dense(wiring.num_layers, wiring.hidden_size)
+    for ranks in (ranks for ranks in (2, 4, 8) if shape.most_shards % ranks == 0):
+        before, *sent = (
+            Traffic.of(each.modules, ranks, _item_bytes(dtype), held).bytes_sent
+            for each, held in ((dense, 1), (wiring, tp_shards // ranks), (wiring, 1))
+        )
+        now, anew = (f"{each / 1024:.1f} KiB ({each / before:.0%} of dense)" for each in sent)
+        runs = not wiring.depends_on_shards or tp_shards % ranks == 0
+        ways = [now] * runs + [f"{anew} with --tp-shards {ranks}"] * (not runs or now != anew)
+        notes.append(f"A token costs each of {ranks} ranks {', or '.join(ways)}.")
+    return notes
+
+
+def _item_bytes(dtype: str) -> int:
+    return _ITEM_BYTES.get(dtype, 2)

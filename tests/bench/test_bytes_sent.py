@@ -34,6 +34,8 @@ def test_bytes_of_a_prefill() -> None:
     # other rank first a part of it and then the sum
     packed = 8 * TOKENS * 2 * (64 + 2)
     assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
+    # and where a rank holds two of four shards, a part of each
+    assert [of_rank["of 4 shards"] for of_rank in counted] == [pytest.approx(embedding + 1.5 * packed + LOGITS)] * RANKS
 
 
 @torch.no_grad()
@@ -43,8 +45,11 @@ def bytes_of_a_prefill() -> dict[str, float]:
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     tokens = torch.ones(1, TOKENS, dtype=torch.long)
     counted = {}
-    for contender in contenders(["ladder", "desync-4x", "partial-0.5", "own"], TINY, INT8):
-        model = build(contender, config, RANKS, mesh)
+    models = {
+        each.name: (each, RANKS) for each in contenders(["ladder", "desync-4x", "partial-0.5", "own"], TINY, INT8)
+    }
+    for name, (contender, tp_shards) in {**models, "of 4 shards": (models["own"][0], 4)}.items():
+        model = build(contender, config, tp_shards, mesh)
         weights.fill(model, mesh)
-        counted[contender.name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1), RANKS)  # type: ignore[misc]
+        counted[name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1), RANKS)  # type: ignore[misc]
     return counted

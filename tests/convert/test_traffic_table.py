@@ -52,6 +52,18 @@ def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) ->
     assert told["per_token"]["bytes_sent"] == packed * 3 // 2
 
 
+def test_a_dry_run_tells_what_other_numbers_of_ranks_send(source: Path) -> None:
+    """A rank that holds two shards sends the int8 part of each, 66 bytes, and then as much of the sum."""
+    notes = json.loads(
+        run("convert", "tiny-llama", "--wiring", "int8", "--dry-run", "--json", cwd=source.parent).stdout
+    )["notes"]
+    assert "so it is for 4 ranks" in notes[0] and "For another number convert with --tp-shards N." in notes[0]
+    assert notes[1:] == [
+        "A token costs each of 2 ranks 1.2 KiB (77% of dense), or 0.8 KiB (52% of dense) with --tp-shards 2.",
+        "A token costs each of 4 ranks 1.2 KiB (52% of dense).",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -130,8 +130,12 @@ class Shape:
 
     def default_shards(self) -> int:
         """8, a node's worth of GPUs, where it divides the heads, KV heads and MLP width; else the most that does."""
-        common = math.gcd(*self.family.divisible(self).values())
-        return max(shards for shards in range(1, 9) if common % shards == 0)
+        return max(shards for shards in range(1, 9) if self.most_shards % shards == 0)
+
+    @property
+    def most_shards(self) -> int:
+        """The most that divide the model; others do where they divide these."""
+        return math.gcd(*self.family.divisible(self).values())
 
 
 def family_in(config: Mapping[str, Any]) -> Family:
