@@ -47,7 +47,7 @@ def reference_logits(
         z = []
         for k in range(r):
             x = rms_norm(stream.read(k, answers, gain), weights["input_layernorm.weight"], config)
-            z.append(attention(x, weights, config, layer, rotary, k, r))
+            z.append(attention(x, weights, config, rotary, k, r, window_of(config, layer)))
         stream.write(z, answers)
 
         answers, gain = wired.get((layer, "mlp"), STANDARD), gains.get((layer, "mlp"))
@@ -279,12 +279,12 @@ def attention(
     x: Tensor,
     weights: dict[str, Tensor],
     config: LlamaConfig,
-    layer: int,
     rotary: tuple[Tensor, Tensor],
     k: int,
     r: int,
+    window: float = math.inf,
 ) -> Tensor:
-    """Causal attention on rank k's own heads, with grouped key and value heads."""
+    """Causal attention on rank k's own heads, with grouped key and value heads; `window` tokens are seen."""
     head_dim = rotary[0].shape[-1]
     q, key, value = (  # [B, heads of this rank, T, D]
         column_parallel(x, weights, f"self_attn.{name}_proj", k, r).unflatten(-1, (-1, head_dim)).transpose(1, 2)
@@ -298,7 +298,7 @@ def attention(
     key, value = key.repeat_interleave(queries_per_key, dim=1), value.repeat_interleave(queries_per_key, dim=1)
     scores = q @ key.transpose(-1, -2) / math.sqrt(head_dim)  # [B, heads, T, T]
     back = torch.arange(scores.shape[-1])[:, None] - torch.arange(scores.shape[-1])  # how far back a key lies, [T, T]
-    unseen = (back < 0) | (back >= window_of(config, layer))
+    unseen = (back < 0) | (back >= window)
     heads = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ value  # [B, heads, T, D]
     return row_parallel(heads.transpose(1, 2).flatten(-2), weights, "self_attn.o_proj", k, r)
 
