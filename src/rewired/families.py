@@ -57,8 +57,11 @@ _NOT_YET = {
         "granitemoehybrid",
     ),
     "it normalises what its modules write, which wirings here do not do": (
-        "gemma",
-        "olmo",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "olmo2",
+        "olmo3",
         "glm4",
         "exaone4",
     ),
