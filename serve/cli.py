@@ -66,9 +66,5 @@ def _check_split(folder: Path, ranks: int) -> None:
     families."""
     if family_of(read_json(folder / "config.json").get("model_type")):
         checkpoint = Checkpoint.open(folder)
-        if checkpoint.wiring.depends_on_shards and checkpoint.shards() % ranks:
-            raise ValueError(
-                f"tp_size {ranks} does not divide tp_shards {checkpoint.shards()}, on which it depends what this model "
-                "computes: choose a --tp that divides."
-            )
-        checkpoint.shape.check_shards(ranks, "tp_size")
+        tp_shards = checkpoint.shards() if checkpoint.wiring.depends_on_shards else None
+        checkpoint.shape.family.check_ranks(checkpoint.shape, ranks, tp_shards)

@@ -16,7 +16,7 @@ WITHOUT_TORCH = 'import sys; sys.modules["torch"] = None; from rewired.cli impor
 @pytest.mark.parametrize(
     ("preset", "sentence"),
     [
-        ("desync", "tp_size 3 does not divide tp_shards 4, on which it depends what this model computes"),
+        ("desync", "tp_size 3 does not divide tp_shards 4: what this model computes depends on its logical shards"),
         ("ladder", "tp_size 3 does not divide num_attention_heads 4"),
     ],
 )

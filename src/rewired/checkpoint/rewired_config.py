@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rewired.model.family import Family
-from rewired.model.version import NOT_STOCK, VERSION
+from rewired.model.family import NOT_STOCK, Family
+from rewired.model.version import VERSION
 
 from .shape import family_in
 
@@ -39,8 +39,7 @@ def stock_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_entries(family: Family) -> dict[str, Any]:
     """What the config of every rewired model of a family says."""
-    refusal = {family.unread: NOT_STOCK} if family.unread else {}
-    return {"auto_map": auto_map(family), "wiring_version": VERSION, **refusal}
+    return {"auto_map": auto_map(family), "wiring_version": VERSION, **family.refusal}
 
 
 def auto_map(family: Family) -> dict[str, str]:

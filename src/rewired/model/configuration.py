@@ -11,7 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .family import Family
-from .version import FIRST, NOT_STOCK, VERSION, check_version
+from .version import FIRST, VERSION, check_version
 from .wiring import Wiring
 
 # a stock plan sums these gradients itself; `tensor_parallel.py` sums those of all that ranks hold whole
@@ -54,7 +54,7 @@ class RewiredConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """What `config.json` holds: also what keeps a stock class from running it without its wiring."""
-        return super().to_dict() | ({self.family.unread: NOT_STOCK} if self.family.unread else {})
+        return super().to_dict() | self.family.refusal
 
     @property
     def resolved_wiring(self) -> Wiring:

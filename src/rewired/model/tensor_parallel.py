@@ -62,12 +62,7 @@ def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:
 
 def check_ranks(family: Family, config: Any, ranks: int) -> None:
     """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model, rewired or not."""
-    if getattr(config, "depends_on_shards", False) and config.tp_shards % ranks:
-        raise ValueError(
-            f"tp_size {ranks} does not divide tp_shards {config.tp_shards}: what this model computes depends on its "
-            "logical shards, and every rank must hold as many; choose a tp_size that divides."
-        )
-    family.check_shards(config, ranks, "tp_size")
+    family.check_ranks(config, ranks, config.tp_shards if getattr(config, "depends_on_shards", False) else None)
 
 
 def _is_split(parameter: torch.Tensor) -> bool:

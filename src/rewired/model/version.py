@@ -14,12 +14,6 @@ from .payload import FULL
 VERSION = 2  # what is written
 FIRST = 1  # checkpoints without the field
 
-# What stands where a stock config wants a number that transformers reads no more: it refuses the file, and quotes this.
-NOT_STOCK = (
-    "This model is rewired, and a stock class would compute something else: load it with AutoModelForCausalLM after "
-    "`import rewired`, or with trust_remote_code=True"
-)
-
 
 def check_version(config: Mapping[str, Any]) -> None:
     """Raise ValueError unless a rewired `config` computes here what it computed where it was written."""

@@ -19,6 +19,12 @@ _IN_WORDS = {
     "intermediate_size": "MLP width {}",
 }
 
+# What stands where a stock config wants a number that transformers reads no more: it refuses the file, and quotes this.
+NOT_STOCK = (
+    "This model is rewired, and a stock class would compute something else: load it with AutoModelForCausalLM after "
+    "`import rewired`, or with trust_remote_code=True"
+)
+
 Width = tuple[str, ...]  # entries of a config, multiplied; shards share out the first
 
 
@@ -89,6 +95,11 @@ class Family:
         return f"{self.name}ForCausalLM"
 
     @property
+    def refusal(self) -> dict[str, str]:
+        """What keeps a stock class from running a rewired checkpoint of this family; empty where nothing can."""
+        return {self.unread: NOT_STOCK} if self.unread else {}
+
+    @property
     def linears(self) -> tuple[str, ...]:
         """The names of all projections of a layer."""
         return tuple(linear.name for module in self.modules for linear in module.linears)
@@ -129,6 +140,18 @@ class Family:
         for size_name, size in self.divisible(config).items():
             if size % shards:
                 raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")
+
+    def check_ranks(self, config: Any, ranks: int, tp_shards: int | None) -> None:
+        """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model.
+
+        Its function depends on `tp_shards` logical shards, or on none (None).
+        """
+        if tp_shards is not None and tp_shards % ranks:
+            raise ValueError(
+                f"tp_size {ranks} does not divide tp_shards {tp_shards}: what this model computes depends on its "
+                "logical shards, and every rank must hold as many; choose a tp_size that divides."
+            )
+        self.check_shards(config, ranks, "tp_size")
 
 
 def size(config: Any, width: Width) -> int:
