@@ -229,8 +229,12 @@ def _push(folder: Path, repo: str) -> str:
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:
-    cost = [done.plan.cost.note()] if dry_run and done.plan.cost else []
-    notes = [*done.plan.notes, *cost]
+    notes = [*done.plan.notes, *([done.plan.cost.note()] if dry_run and done.plan.cost else [])]
+    if done.plan.is_damaged:
+        notes.append(
+            "The weights do not fit this wiring yet, and the model is damaged. To mend it, run convert with --refit "
+            f"too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}."
+        )
     if as_json:
         report = {"out": str(done.out), "written": not dry_run, "pushed_to": address}
         print(json.dumps(report | done.plan.table.to_json() | {"notes": notes}, indent=2))

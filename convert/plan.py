@@ -27,6 +27,7 @@ class Plan:
     table: LayerTable
     notes: list[str]
     by_ranks: list[str]  # what each of usual numbers of ranks sends, for users
+    is_damaged: bool  # whether modules newly miss something, and nothing is fitted to that
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
 
@@ -52,7 +53,9 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
     dtype = request.dtype or checkpoint.dtype
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
-    return Plan(wiring, tp_shards, table, notes, by_ranks, cost, rotation)
+    is_new = not cost and wiring.modules != checkpoint.wiring.modules
+    is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
+    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, cost, rotation)
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:

@@ -217,6 +217,19 @@ def test_the_same_dtype_links_and_reads_no_tensor(source: Path) -> None:
     assert all(file.stat().st_nlink == 2 for file in out.glob("*.safetensors"))
 
 
+def test_a_wiring_that_the_weights_do_not_fit_is_said_with_what_mends_it(source: Path) -> None:
+    """Not of a payload, which rounds only, nor of one that the source has already."""
+
+    def said(*arguments: str) -> bool:
+        printed = run("convert", *arguments, cwd=source.parent).stdout
+        return "model is damaged. To mend it, run convert with --refit too, or train it: adapt RECIPE" in printed
+
+    assert said("tiny-llama", "out", "--wiring", "ladder@2-4")
+    assert not said("out", "--dtype", "bfloat16")
+    assert not said("out", "dense", "--standard-layers", "0-")
+    assert not said("tiny-llama", "--wiring", "int8")
+
+
 def test_the_model_card_tells_what_it_is_and_how_it_was_made(source: Path) -> None:
     run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--peek", cwd=source.parent)
     card = (source.parent / "out" / "README.md").read_text()
