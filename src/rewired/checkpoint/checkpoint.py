@@ -137,6 +137,19 @@ class Checkpoint:
                     f"Tensor '{name}' in {tensors[name].file} has shape {list(tensors[name].shape)}, and config.json "
                     f"implies {list(shape)}."
                 )
+        if stray := [name for name in self.unexpected(tensors) if self._is_in_a_module(name)]:
+            raise ValueError(
+                f"Tensor '{stray[0]}' in {tensors[stray[0]].file} has no place in a {self.shape.family.name} of this "
+                "config.json, whose modules would compute something else without it: is it the config.json that came "
+                "with these weights?"
+            )
+
+    def _is_in_a_module(self, name: str) -> bool:
+        """Whether it is a weight or a bias that a module of a layer would have."""
+        family = self.shape.family
+        layers = range(self.shape.num_hidden_layers)
+        paths = tuple(f"{family.layer(layer)}.{module.path}." for layer in layers for module in family.modules)
+        return name.startswith(paths) and name.endswith((".weight", ".bias"))
 
     def unexpected(self, tensors: Iterable[str]) -> list[str]:
         """Those of `tensors` that no model of this config reads."""

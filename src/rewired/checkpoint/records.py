@@ -34,6 +34,7 @@ def check_windows(config: Mapping[str, Any], num_layers: int) -> None:
         value = config.get(name)
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"config.json has {name} {value!r}: it must be null or an integer of at least {least}.")
+    has_windows = switch(config, "use_sliding_window", default=True) and config.get("sliding_window", 1) is not None
     kinds = config.get("layer_types")
     if kinds is not None and not (
         isinstance(kinds, list) and len(kinds) == num_layers and all(kind in _KINDS_OF_ATTENTION for kind in kinds)
@@ -42,6 +43,19 @@ def check_windows(config: Mapping[str, Any], num_layers: int) -> None:
             f"config.json has layer_types {kinds!r}: it must be a list with one of {', '.join(_KINDS_OF_ATTENTION)} "
             f"for each of the {num_layers} layers."
         )
+    if kinds and "sliding_attention" in kinds and not has_windows:
+        raise ValueError(
+            "config.json has sliding_attention in layer_types, and no window that is switched on: set sliding_window, "
+            "or make all of them full_attention."
+        )
+
+
+def switch(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Whether the entry `name` is switched on. Raises ValueError where it is neither true nor false."""
+    value = config.get(name)
+    if value is not None and type(value) is not bool:
+        raise ValueError(f"config.json has {name} {value!r}: it must be true or false.")
+    return default if value is None else bool(value)
 
 
 def check_tokens(config: Mapping[str, Any], file: str) -> None:

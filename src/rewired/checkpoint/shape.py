@@ -14,6 +14,8 @@ from rewired.model.regions import ranges_of_layers
 from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
 
+from .records import switch
+
 _MOST_LAYERS = 10_000  # a broken number must not fill the memory
 AUTHORS_LADDER = "llamaLadder"  # the Ladder paper's authors' own format, of Llamas
 
@@ -58,12 +60,12 @@ class Shape:
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
             head_dim=_size(config, "head_dim", default=family.head_dim or hidden_size // heads),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=switch(config, "tie_word_embeddings"),
             biases=frozenset(
                 linear
                 for module in family.modules
                 for linear in module.linears
-                if linear.bias is True or (linear.bias and config.get(linear.bias))
+                if linear.bias is True or (linear.bias and switch(config, linear.bias))
             ),
         )
 
