@@ -153,7 +153,7 @@ def family_in(config: Mapping[str, Any]) -> Family:
     if given and not any(str(name).endswith("ForCausalLM") for name in given):
         raise ValueError(
             f"This is not a language model: its config.json says architectures {json.dumps(architectures)}, and only "
-            f"{family.architecture} converts, not a reward model or a classifier."
+            f"{family.architecture} converts, not a model of rewards, classes or embeddings."
         )
     if config.get("quantization_config"):
         raise ValueError(
