@@ -84,11 +84,11 @@ def main() -> None:
         for case in CASES:
             if case.name not in known and case.name.startswith(tuple(args.names)):
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                    append(ROWS, _measure(case, source, Path(folder), texts))
+                    append(ROWS, measure(case, source, Path(folder), texts))
     _write_table(read(ROWS))
 
 
-def _measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
+def measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Tensor]) -> dict[str, Any]:
     started = time.perf_counter()
     rotate = case.basis if case.basis in KINDS else None
     refit = RefitRequest(tokens=case.tokens) if case.tokens else None

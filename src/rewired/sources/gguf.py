@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +61,25 @@ def _read_tokenizer(path: Path, folder: Path) -> Path:
 def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """Write the GGUF model at `path` into `folder` as safetensors with its tokenizer; bfloat16 unless told otherwise.
 
-    Raises ValueError if it is of no family of ours, cannot be read, or the `gguf` package is missing.
+    Raises ValueError if it is of no family of ours, cannot be read or not whole, or the `gguf` package is missing.
     """
     config = _load_config(path)
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     here, name = path.parent, path.name
-    model = AutoModelForCausalLM.from_pretrained(
+    read: Any = AutoModelForCausalLM.from_pretrained(
         here,
         gguf_file=name,
         trust_remote_code=False,
         config=config,
         dtype=getattr(torch, dtype or "bfloat16"),
         quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
+    model, loaded = read
+    _check_whole(path, model, loaded)
     folder.mkdir(parents=True, exist_ok=True)
     _read_tokenizer(path, folder)
     model.save_pretrained(folder)
@@ -84,9 +89,29 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     return folder
 
 
+def _check_whole(path: Path, model: Any, loaded: Mapping[str, Any]) -> None:
+    """Raise ValueError unless file and model have the same tensors: transformers makes up what the file lacks, and
+    drops what the model lacks, such as the scaled rotations of Llama 3.1."""
+    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+
+    if unfit := {*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])}:
+        raise ValueError(
+            f"{path} lacks the tensor '{min(unfit)}', or has it in another size than transformers takes from its "
+            "metadata: convert the checkpoint that it was made of."
+        )
+    architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == model.config.model_type)
+    names = get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    known = {names.get_name(name, (".weight", ".bias")) for name, _ in model.named_parameters()}
+    if unread := {tensor.name for tensor in GGUFReader(path).tensors} - known:
+        raise ValueError(
+            f"{path} holds the tensor '{min(unread)}', which transformers does not read: convert the checkpoint that "
+            "it was made of."
+        )
+
+
 def _load_config(path: Path) -> Any:
     with needs("gguf", "Reading a .gguf file"):
-        import gguf  # noqa: F401
+        import gguf
         from transformers import AutoConfig
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
@@ -96,6 +121,11 @@ def _load_config(path: Path) -> Any:
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"{path} is not a {names()} model: its model_type is '{config.model_type}'{why_not(config.model_type)}."
+        )
+    if config.model_type not in gguf.MODEL_ARCH_NAMES.values():
+        raise ValueError(
+            f"{path} says that it is a {config.model_type}, of which transformers reads no tensors from GGUF: "
+            "convert the checkpoint that it was made of."
         )
     return config
 
