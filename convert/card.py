@@ -166,5 +166,5 @@ _USE = """## Load it
 ## Adapt and evaluate it
 
 It is an ordinary `transformers` model: TRL's `SFTTrainer`, PEFT's LoRA and lm-evaluation-harness take it as they take
-any Llama. `rewired info {name}` prints the table above.
+any other. `rewired info {name}` prints the table above.
 """

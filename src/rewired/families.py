@@ -86,3 +86,14 @@ def register_classes(family: Family) -> None:
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, classes(family, "Model"), exist_ok=True)
     AutoModelForCausalLM.register(config, classes(family, "ForCausalLM"), exist_ok=True)
+    _choose_tokenizers_alike(family)
+
+
+def _choose_tokenizers_alike(family: Family) -> None:
+    """Make AutoTokenizer take a rewired model for a stock one: for some types it overrules the class that is named."""
+    from transformers.models.auto import tokenization_auto as auto
+
+    if family.model_type in auto.TOKENIZER_MAPPING_NAMES:
+        auto.TOKENIZER_MAPPING_NAMES[family.rewired_type] = auto.TOKENIZER_MAPPING_NAMES[family.model_type]
+    if family.model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
+        auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.add(family.rewired_type)
