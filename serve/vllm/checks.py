@@ -53,6 +53,15 @@ def check_stages(config: Any, first_layers: list[int]) -> None:
             )
 
 
+def check_windows(config: Any) -> None:
+    """Raise ValueError where only some layers see a window of tokens; vLLM's own Qwen models assert that none does."""
+    if len(set(getattr(config, "layer_types", None) or ())) > 1:
+        raise ValueError(
+            "Only some layers of this model have a sliding window, which is not served in vLLM: run it with "
+            "transformers, by rewired generate."
+        )
+
+
 def check_features(config: Any, drafts: str | None, quantization: str | None, fully_sharded_loras: bool) -> None:
     """Raise ValueError for what would make another model of a rewired one, or was never tried with one.
 

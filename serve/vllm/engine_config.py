@@ -9,7 +9,7 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from .checks import check_features, check_shards, check_stages, overlaps
+from .checks import check_features, check_shards, check_stages, check_windows, overlaps
 
 
 class RewiredEngineConfig(VerifyAndUpdateConfig):
@@ -20,6 +20,7 @@ class RewiredEngineConfig(VerifyAndUpdateConfig):
         """Raise ValueError, in a sentence, where the model would compute something else than it should."""
         config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
         check_shards(config, parallel.tensor_parallel_size)
+        check_windows(config)
         stages = parallel.pipeline_parallel_size
         check_stages(config, [get_pp_indices(config.num_hidden_layers, i, stages)[0] for i in range(1, stages)])
         check_features(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rewired.serve.vllm.checks import (
     check_features,
     check_shards,
     check_stages,
+    check_windows,
     is_tested,
     overlaps,
     overlaps_by_engine,
@@ -99,3 +101,12 @@ def test_sums_that_hide_are_the_engine_s_own_unless_the_config_leaves_them_to_nc
     assert overlaps_by_engine(LADDER)
     with_nccl = rewired_config(WIRINGS["ladder"], overlap="nccl")
     assert overlaps(with_nccl) and not overlaps_by_engine(with_nccl)
+
+
+def test_windows_are_served_in_all_layers_or_in_none() -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    for alike in (None, kinds[:1] * 4, kinds[1:] * 4):
+        check_windows(SimpleNamespace(layer_types=alike))
+    check_windows(SimpleNamespace())
+    with pytest.raises(ValueError, match="Only some layers of this model have a sliding window"):
+        check_windows(SimpleNamespace(layer_types=kinds * 2))
