@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.bench.contenders import contenders
 from rewired.bench.models import SharedWeights, build
+from rewired.bench.request import BenchRequest
+from rewired.bench.runs import Steps
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import Request, convert
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
@@ -101,6 +103,32 @@ def test_its_models_are_benched_on_one_set_of_weights(dense: Path) -> None:
             found[contender.name] = model(TOKENS).logits
     assert torch.equal(found["stock"], found["standard"])
     assert not torch.equal(found["stock"], found["ladder"])
+
+
+def runs_often(model: Any, is_compiled: bool) -> Steps:
+    """Of a prompt that nearly fills a window of 7 tokens."""
+    request = BenchRequest("unused", (), new=4, is_compiled=is_compiled)
+    with torch.no_grad():
+        steps = Steps(model, TOKENS[:, :6], request)
+        for _ in range(5):
+            for run in steps.runs(model):
+                run()
+    return steps
+
+
+def test_a_bench_takes_its_tokens_back_where_a_window_is_full(mixed: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(mixed, dtype=torch.float32)
+    assert runs_often(model, is_compiled=False).dynamic.get_seq_length() == 6
+
+
+@pytest.mark.slow
+def test_a_bench_compiles_once_whatever_a_window_counts(mixed: Path) -> None:
+    """Once, and once more with that number as a variable; not for every token."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model = AutoModelForCausalLM.from_pretrained(mixed, dtype=torch.float32)
+    assert runs_often(model, is_compiled=True).static.get_seq_length() == 6
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
 
 
 @pytest.mark.parametrize("named", ["TokenizersBackend", "LlamaTokenizerFast", "Qwen2Tokenizer"])

@@ -25,6 +25,7 @@ class Steps:
         self.dynamic = DynamicCache(config=first.config)
         self.static: StaticCache | None = None
         first(tokens, past_key_values=self.dynamic, logits_to_keep=1)
+        self.dynamic.activate_past_recording()  # or a full sliding window can take nothing back
         if request.is_compiled:
             self.static = StaticCache(config=first.config, max_cache_len=tokens.shape[1] + self.new)
             first(tokens, past_key_values=self.static, logits_to_keep=1)  # gives it its fixed addresses
@@ -53,9 +54,14 @@ class Steps:
         return run
 
     def _compiled_decode(self, model: Any, cache: StaticCache) -> Callable[[], None]:
-        """Compiled when it first runs; on a GPU, into a CUDA graph."""
+        """Compiled when it first runs; on a GPU, into a CUDA graph.
+
+        A layer with a window counts tokens in a Python number too, which must be no part of the code.
+        """
         mode = "reduce-overhead" if model.device.type == "cuda" else "default"
-        step = torch.compile(model, mode=mode, fullgraph=True, dynamic=False)
+        windows: list[Any] = [layer for layer in cache.layers if hasattr(layer, "cumulative_length_int")]
+        step = torch.compile(model, mode=mode, fullgraph=True, dynamic=None if windows else False)
+        prompt = self.tokens.shape[1]
         token = self.tokens[:, -1:].clone()  # one address, as a graph wants it
 
         def run() -> None:
@@ -63,7 +69,9 @@ class Steps:
                 torch.compiler.cudagraph_mark_step_begin()
                 token.copy_(step(token, past_key_values=cache).logits.argmax(-1))
             for layer in cache.layers:
-                layer.cumulative_length.sub_(self.new)  # type: ignore[union-attr]
+                layer.cumulative_length.fill_(prompt)  # type: ignore[union-attr]
+            for layer in windows:
+                layer.cumulative_length_int = prompt
 
         return run
 
