@@ -23,7 +23,10 @@ from .harness import Task
 from .models import Model
 
 Logs = list[dict[str, Any]]  # the harness's log of each item
-_ASKING = ("harness.py", "vllm_engine.py", "benchmarks.py", "code_execution.py", "confinement.py", "metrics.py")
+_ASKING = (
+    *("harness.py", "vllm_engine.py", "benchmarks.py", "metrics.py"),
+    *("code_execution.py", "sandbox.py", "inside_sandbox.py"),
+)
 
 
 def cache_file(model: Model, task: Task, settings: dict[str, Any]) -> Path:

@@ -1,7 +1,7 @@
 """lm-evaluation-harness's own tasks: its prompts, its filters, its metrics, on a model that it can ask.
 
 Only two things are ours: the rows where there is no hub (`benchmarks.py`), which a subclass of the harness's task
-loads, and the sandbox for model-written code (`code_execution.py`).
+loads, and the sandbox for model-written code (`sandbox.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from rewired.extras import missing
 from rewired.quantities import count
 
-from . import benchmarks, code_execution
+from . import benchmarks, code_execution, sandbox
 from .metrics import Metric, metric_of, pair
 from .suites import Entry
 
@@ -183,7 +183,7 @@ def _check_code(entry: Entry, runs_code: bool) -> None:
             f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or name "
             "the other tasks with --tasks."
         )
-    code_execution.check_sandbox()
+    sandbox.check_sandbox()
 
 
 def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric | None, str]:

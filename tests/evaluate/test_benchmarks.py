@@ -21,6 +21,7 @@ from rewired.extras import install_command
 from rewired.packages import Package
 
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
+from .test_sandbox import needs_sandbox
 
 pytestmark = pytest.mark.xdist_group("evaluate")  # which share the index of all tasks
 
@@ -173,6 +174,7 @@ def test_code_is_run_only_with_the_users_leave(tmp_path: Path) -> None:
         harness.load_tasks([Entry("humaneval")], tmp_path, runs_code=False)
 
 
+@needs_sandbox
 def test_the_harness_scores_humaneval_in_our_sandbox(tmp_path: Path) -> None:
     """Its own task, filter and metric: the canonical solution passes, another does not, an endless one neither."""
     (case,) = (case for case in CASES if case.task == "humaneval")
