@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, islice
 from typing import Any
@@ -23,20 +24,26 @@ def sandbox_for_code_eval() -> Iterator[None]:
     function is replaced while tasks load, here and nowhere else.
     """
     hugging_face_evaluate: Any = import_module("evaluate")  # `import evaluate` would be this folder to mypy
-    load = hugging_face_evaluate.load
+    load, metric = hugging_face_evaluate.load, CodeEval(runs=False)
 
     def load_or_sandbox(name: str, *args: Any, **options: Any) -> Any:
-        return CodeEval() if name == "code_eval" else load(name, *args, **options)
+        return metric if name == "code_eval" else load(name, *args, **options)
 
     hugging_face_evaluate.load = load_or_sandbox
     try:
         yield
     finally:
-        hugging_face_evaluate.load = load
+        hugging_face_evaluate.load, metric.runs = load, True
 
 
+@dataclass
 class CodeEval:
-    """Hugging Face's metric `code_eval`, computed in our sandbox."""
+    """Hugging Face's metric `code_eval`, computed in our sandbox.
+
+    Tasks try it out while they load, which needs no sandbox: until it `runs`, it gives no scores.
+    """
+
+    runs: bool = True
 
     def compute(
         self, references: list[str], predictions: list[list[str]], k: list[int]
@@ -46,6 +53,8 @@ class CodeEval:
         A reference is the test that the candidates of its problem must pass. A k above the smallest number of
         candidates is left out.
         """
+        if not self.runs:
+            return {}, {}
         programs = [
             [f"{candidate}\n{test}" for candidate in candidates]
             for test, candidates in zip(references, predictions, strict=True)

@@ -44,14 +44,10 @@ def _sentence_splitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nltk.download", lambda *_: True)
 
 
-def _takes_long(case: Case) -> bool:
-    return case.task == "mmlu_anatomy"  # the harness reads the files of all its groups
+MARKS = {"humaneval": needs_sandbox, "mmlu_anatomy": pytest.mark.slow}  # the harness reads the files of all of MMLU
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.task, marks=pytest.mark.slow if _takes_long(case) else ()) for case in CASES],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.task, marks=MARKS.get(case.task, ())) for case in CASES])
 def test_prompts_are_those_of_the_hubs_rows(case: Case, tmp_path: Path) -> None:
     """Ours against the harness's own task on a hand-written row of the hub, and both against what it must be."""
     hub = DatasetDict({split: Dataset.from_list([case.hub]) for split in {"train", "validation", "dev", case.split}})
