@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -78,7 +79,6 @@ def _adapt(
         stages = read(recipe, context.args)
         with needs(_EXTRA, "adapt"):
             from .run import adapt, is_first_rank
-            from .start import original_of
         signals.check()
         # TRL and PEFT still call transformers' methods by these names
         warnings.filterwarnings("ignore", "`.*gradient_checkpointing.*` is deprecated", FutureWarning)
@@ -92,8 +92,12 @@ def _adapt(
             return
         model = adapt(stages, resume, _on_layer)
         if is_first_rank():
-            original = original_of(model) or "ORIGINAL"
-            print(f"{model} is trained. To compare it with the original: evaluate {original} {model}")
+            from rewired.checkpoint import provenance
+            from rewired.checkpoint.checkpoint import Checkpoint
+
+            names_original = provenance.original_of(Checkpoint.open(model).config) is not None
+            command = ["evaluate", *([] if names_original else ["ORIGINAL"]), str(model)]
+            print(f"{model} is trained. To compare it with the original: {shlex.join(command)}")
 
 
 def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:

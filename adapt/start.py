@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,7 +30,6 @@ from .model.trainable import changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
 
 RECORD = "adapted"  # the config's key for the record of a training
-_REWIRED = "is_rewired"  # marks a base with the original's weights and another wiring
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Start:
     @property
     def name(self) -> str | None:
         """The name of the original, of a folder the last part; None if it is not recorded."""
-        original = _original(self.base)
+        original = provenance.original_of({RECORD: {"base": self.base}})
         return Path(original).name if original and Path(original).is_absolute() else original
 
     @property
@@ -76,13 +75,10 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
     changed, ends_changed = changed_before(model_config(checkpoint.config))
-    if earlier := checkpoint.config.get(RECORD) or checkpoint.config.get("refit"):
-        base = earlier["base"]
-    else:  # with the original's weights; a source that was converted is marked, for its name is not the original's
-        source = checkpoint_folder(recipe.model)
-        base = provenance.record(find_source(recipe.model), source)
-        base |= {_REWIRED: True} if Checkpoint.open(source).is_rewired else {}
-    return Start(folder, base, tuple(changed), ends_changed)
+    base = provenance.base_of(checkpoint.config)
+    if base is None:  # the weights are still the original's
+        base = provenance.record(find_source(recipe.model), checkpoint_folder(recipe.model))
+    return Start(folder, dict(base), tuple(changed), ends_changed)
 
 
 def note_on_model(recipe: Recipe) -> str | None:
@@ -189,12 +185,3 @@ def _check_rewired(checkpoint: Checkpoint) -> None:
         raise ValueError(
             f"{checkpoint.folder} is a dense model: give a wiring to rewire it first; standard keeps it as it is."
         )
-
-
-def original_of(model: Path) -> str | None:
-    """The original of a trained model, a path or an id on the hub, if its config records it."""
-    return _original(Checkpoint.open(model).config[RECORD]["base"])
-
-
-def _original(base: Mapping[str, Any]) -> str | None:
-    return None if _REWIRED in base else str(base["name"])

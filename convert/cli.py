@@ -23,6 +23,8 @@ from rewired.text import MIX
 
 from .convert import Conversion, convert
 from .options import refit_request, regions_in
+from .plan import note_on_shards
+from .refit import notes_on_making
 from .request import Request
 from .rotation import notes_on_rotation
 from .traffic import LayerTable
@@ -198,12 +200,13 @@ def _info(
             tensors.check_weights(Checkpoint.open(checkpoint_folder(path, revision)))
         table = LayerTable.of(checkpoint.wiring, checkpoint.shards(), checkpoint.dtype)
         if as_json:
-            kind = {"model_type": checkpoint.config["model_type"], "rotation": checkpoint.config.get(RECORD)}
-            print(json.dumps(kind | table.to_json(), indent=2))
+            kinds = ("model_type", RECORD, "calibrated", "refit", "adapted")
+            print(json.dumps({kind: checkpoint.config.get(kind) for kind in kinds} | table.to_json(), indent=2))
         else:
             from .report import print_table
 
-            notes = notes_on_rotation(checkpoint.config.get(RECORD))
+            shards = [note_on_shards(checkpoint.wiring, table.tp_shards)] if checkpoint.is_rewired else []
+            notes = [*shards, *notes_on_rotation(checkpoint.config.get(RECORD)), *notes_on_making(checkpoint.config)]
             print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
 
 

@@ -43,7 +43,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     tp_shards = checkpoint.shards(request.tp_shards)
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
-    notes, cost = [_note_on_shards(checkpoint, request, wiring, tp_shards)], None
+    notes, cost = [note_on_shards(wiring, tp_shards, _why(checkpoint, request))], None
     if request.refit and is_refitted:
         notes.append("The source is refitted already, to this wiring: its weights are not fitted again.")
     elif request.refit and not wiring.rewired_regions:
@@ -74,15 +74,17 @@ def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) ->
     return []
 
 
-def _note_on_shards(checkpoint: Checkpoint, request: Request, wiring: Wiring, tp_shards: int) -> str:
+def _why(checkpoint: Checkpoint, request: Request) -> str:
     if request.tp_shards:
-        why = "as you asked"
-    elif checkpoint.tp_shards:
-        why = "as the source has it"
-    else:
-        sizes = checkpoint.shape.family.divisible_in_words(checkpoint.shape)
-        why = f"the largest number up to 8 that divides {sizes}"
-    note = f"tp_shards {tp_shards} ({why}); this wiring"
+        return "as you asked"
+    if checkpoint.tp_shards:
+        return "as the source has it"
+    return f"the largest number up to 8 that divides {checkpoint.shape.family.divisible_in_words(checkpoint.shape)}"
+
+
+def note_on_shards(wiring: Wiring, tp_shards: int, why: str = "") -> str:
+    """For how many ranks a model is; `why` it is for so many may stand in brackets."""
+    note = f"tp_shards {tp_shards}{f' ({why})' if why else ''}; this wiring"
     if not wiring.depends_on_shards:
         return f"{note} computes the same function at any number."
     return (

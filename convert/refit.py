@@ -77,6 +77,16 @@ def record(outcome: RefitResult, job: Job, config: Mapping[str, Any], revision: 
     return others | {kind: outcome.record(base, job.plan.wiring.to_json())}
 
 
+def notes_on_making(config: Mapping[str, Any]) -> list[str]:
+    """What these weights were made from, and how they were fitted and trained, as far as the `config` records it."""
+    base, training = provenance.base_of(config), config.get("adapted")
+    notes = [f"Its weights were made from those of {base['name']}."] if base else []
+    notes += notes_on_fits(config)
+    if training:
+        notes.append(f"Trained on {training['tokens'] + training.get('tokens_before', 0):,} tokens.")
+    return notes
+
+
 def notes_on_fits(config: Mapping[str, Any]) -> list[str]:
     """The notes of every fit of these weights, and a warning where the weights or the wiring changed since."""
     notes = list[str]()

@@ -21,6 +21,7 @@ from rewired.cache import cache_folder
 
 from .harness import Task
 from .models import Model
+from .names import as_file_name
 
 Logs = list[dict[str, Any]]  # the harness's log of each item
 _ASKING = (
@@ -117,10 +118,6 @@ class Earlier:
     step: int | None
     settings: dict[str, Any]
 
-    def under_its_path(self) -> Earlier:
-        """The same model: its answers lie under its name."""
-        return self
-
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raises ValueError where these answers were given under other settings than `settings`."""
         now, then = settings["answers"], self.settings.get("answers", {})
@@ -176,8 +173,3 @@ def paired(title: str, logs: Sequence[tuple[str, Logs]], filter_name: str) -> li
                 "another limit or other rows. Evaluate both anew with the same settings."
             )
     return [[items[key] for key in by_id[0]] for items in by_id]
-
-
-def as_file_name(name: str) -> str:
-    """A model's or a task's name, such as org/model, as that of one file or folder."""
-    return name.replace("/", "--").replace("\\", "--") if name not in ("", ".", "..") else f"--{name}"

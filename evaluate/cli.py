@@ -13,6 +13,8 @@ import typer
 from rewired.cli import new_app, report_errors
 from rewired.extras import needs
 
+from .names import as_file_name, names_of
+
 _ON_WHAT, _HOW = "On what", "How"
 OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
@@ -39,7 +41,11 @@ def _how(help_text: str, *names: str, metavar: str | None = None) -> Any:
 
 def _evaluate(
     original: Annotated[
-        str, typer.Argument(help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results.")
+        str,
+        typer.Argument(
+            help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results. A model that was trained "
+            "or refitted may stand alone: it names its original."
+        ),
     ],
     rewired: Annotated[list[str] | None, typer.Argument(help="The models to compare with it, named likewise.")] = None,
     control: Annotated[
@@ -88,6 +94,7 @@ def _evaluate(
     ```
     evaluate llama-3.1-8b-instruct ./my-hybrid --suite ladder-table4 --run-model-code
     evaluate llama-3.1-8b-instruct ./my-hybrid --text notes.txt
+    evaluate ./my-trained-hybrid
     rewired data fetch benchmarks ./benchmarks
     evaluate ./my-llama ./my-hybrid --suite quick --data ./benchmarks
     evaluate ./my-llama ./my-hybrid ./my-hybrid+./adapter --tasks arc_easy,piqa --limit 200
@@ -97,8 +104,8 @@ def _evaluate(
         _check(limit, text_tokens, batch_size, dtype, device, tp, engine)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"
-        names_given = [Path(given).resolve().name for given in (original, *(rewired or ()))]
-        folder = out or Path("-".join(["evaluation", *names_given, on_what]))
+        models = map(as_file_name, names_of([original, *(rewired or ())]))
+        folder = out or Path("-".join(["evaluation", *models, on_what]))
         if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= OUR_FILES):
             raise ValueError(f"{folder} exists and is not an earlier evaluation: name another --out.")
         from rewired.ranks import choose_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from . import alpaca_eval, answers, benchmarks, harness, measure, vllm_engine
 from .answers import Earlier, Logs
 from .harness import MissingRowsError, Task
 from .measure import VLLM, PendingTask, Runner
-from .models import Model, check_together, open_model
+from .models import Model, check_together, open_model, original_of
+from .names import as_file_name, names_of
 from .papers import load_paper
 from .results import ModelInfo, Results, average_of, compile_tasks
 from .suites import Suite, choose, load_suite
@@ -58,6 +59,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
 
     Everything that can be checked is checked before the first model is loaded. Raises ValueError.
     """
+    request = _with_original(request)
     versions = _versions(runner)
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
@@ -88,6 +90,24 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     )
 
 
+def _with_original(request: EvaluateRequest) -> EvaluateRequest:
+    """`request`, with the original that its only model names where there is nothing to measure but a divergence."""
+    if request.suite or request.tasks:
+        return request
+    if not request.texts:
+        raise ValueError("Nothing would be measured: name --suite or --tasks, or leave out --no-text.")
+    if request.others or request.control:
+        return request
+    name = request.original
+    original = None if _has_results(name) else original_of(name)
+    if original is None:
+        raise ValueError(
+            f"A text compares a model with its original, and {name} names none: evaluate ORIGINAL {name}. For the "
+            "tasks of one model alone, give --suite or --tasks."
+        )
+    return replace(request, original=original, others=[name])
+
+
 def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Task], dict[str, str]]:
     """The tasks, and those of the suite that are left out because their rows are missing, title -> the reason."""
     if request.data is not None:
@@ -108,23 +128,26 @@ def _open_models(request: EvaluateRequest) -> tuple[list[Model | Earlier], list[
     given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
     if request.control:
         given.append((request.control, "control"))
+    names = iter(names_of([name for name, _ in given if not _has_results(name)]))
     models: list[Model | Earlier] = []
     roles: list[str] = []
     for name, role in given:
-        if (Path(name) / "results.json").is_file():
+        if _has_results(name):
             earlier = answers.earlier(Path(name))
             opened: list[Model | Earlier] = [*(earlier[:1] if role == "original" else earlier[1:] or earlier)]
         else:
-            opened = [open_model(name)]
+            opened = [open_model(name, next(names))]
         models += opened
         roles += [role] * len(opened)
-    names = [model.name for model in models]
-    models = [model.under_its_path() if names.count(model.name) > 1 else model for model in models]
-    names = [answers.as_file_name(model.name) for model in models]
-    for name in names:
-        if names.count(name) > 1:
+    file_names = [as_file_name(model.name) for model in models]
+    for name in file_names:
+        if file_names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
     return models, roles
+
+
+def _has_results(name: str) -> bool:
+    return (Path(name) / "results.json").is_file()
 
 
 def _check_real(
@@ -220,7 +243,7 @@ def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
     """Write the answers for AlpacaEval's own tool, and return its verdict on each model."""
     notes = []
     for model, of_model in logs.items():
-        file = out / "alpaca_eval" / f"{answers.as_file_name(model)}.json"
+        file = out / "alpaca_eval" / f"{as_file_name(model)}.json"
         alpaca_eval.write_outputs(of_model, model, file)
         notes.append(f"{model}: {alpaca_eval.judge(file)}")
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.cache import digest
-from rewired.checkpoint.checkpoint import check_loadable
+from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import Checkpoint, check_loadable
 from rewired.families import family_of
 from rewired.loading import loading
 from rewired.model.tensor_parallel import check_ranks
 from rewired.sources import checkpoint_folder
 from rewired.sources.adapters import check_basis
 from rewired.text.tokenizer import load_tokenizer
+
+from .names import base_and_adapter
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -42,11 +45,6 @@ class Model:
     adapter: Path | None
     sha256: str  # of all files that its answers depend on
     tokenizer_sha256: str
-    given: str  # as the user wrote it
-
-    def under_its_path(self) -> Model:
-        """The model named by its path, for where another one has the same name, as a trainer's checkpoints do."""
-        return replace(self, name=self.given)
 
     @property
     def step(self) -> int | None:
@@ -57,22 +55,30 @@ class Model:
             return None
 
 
-def open_model(given: str) -> Model:
+def original_of(given: str) -> str | None:
+    """The original that the config of a model `given` by a user names.
+
+    Raises ValueError where the model cannot be opened, or its original is not what it was.
+    """
+    folder = checkpoint_folder(base_and_adapter(given)[0])
+    config = Checkpoint.open(folder).config
+    base = provenance.base_of(config)
+    return provenance.find_name(base, folder) if base and provenance.original_of(config) else None
+
+
+def open_model(given: str, name: str) -> Model:
     """The model `given` by a user: any source that `convert` takes, or BASE+ADAPTER. Raises ValueError."""
-    base, plus, adapter = given.partition("+")
-    if plus and Path(given).is_dir():  # a folder whose name has a +
-        base, adapter = given, ""
+    base, adapter = base_and_adapter(given)
     folder = checkpoint_folder(base)
     check_loadable(folder)
-    name = Path(base).resolve().name if Path(base).is_dir() else base
     if not adapter:
-        return Model(name, folder, None, _sha256(folder), _tokenizer_sha256(folder), given)
+        return Model(name, folder, None, _sha256(folder), _tokenizer_sha256(folder))
     adapter_folder = Path(adapter)
     if not (adapter_folder / "adapter_config.json").is_file():
         raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
     check_basis(adapter_folder, folder)
     digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
-    return Model(f"{name}+{adapter_folder.name}", folder, adapter_folder, digest, _tokenizer_sha256(folder), given)
+    return Model(name, folder, adapter_folder, digest, _tokenizer_sha256(folder))
 
 
 def check_together(models: Sequence[Model], ranks: int) -> None:

@@ -65,8 +65,7 @@ def run_program(program: str, seconds: float = 10.0, memory_bytes: int = 1 << 30
             try:
                 report, late = _listen(process, deadline)
             finally:
-                process.kill()  # and with it all that the program started
-                _wait_for_all(process)
+                process.kill()  # and the kernel all that the program started
     return _outcome(report, token, process.returncode, late, seconds)
 
 
@@ -132,37 +131,27 @@ def _environment() -> dict[str, str]:
 
 def _listen(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bool]:
     """The process's report, complete or as far as it came by the deadline, and whether that came first."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
     report = b""
     while len(report) < _REPORT_BYTES:
-        chunk = _read(process, deadline)
-        if chunk is None:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
             return report, True
+        chunk = os.read(process.stdout.fileno(), _REPORT_BYTES)
         if not chunk:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                return report, True
-            break
+            return report, not _ends(process, deadline)
         report += chunk
     return report, False
 
 
-def _wait_for_all(process: subprocess.Popen[bytes]) -> None:
-    """Return when no process of the sandbox is left: until then, one of them may hold the end that it writes to."""
-    deadline = time.monotonic() + 10
-    while _read(process, deadline):
-        pass
-
-
-def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """What the process has written, nothing after its end, or None at the deadline."""
-    assert process.stdout is not None
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    left = deadline - time.monotonic()
-    if left <= 0 or not poll.poll(left * 1000):
-        return None
-    return os.read(process.stdout.fileno(), _REPORT_BYTES)
+def _ends(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    try:
+        process.wait(max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _outcome(report: bytes, token: bytes, status: int, late: bool, seconds: float) -> Outcome:

@@ -14,11 +14,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.adapt.start import original_of
 from rewired.convert import RefitRequest, Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaDecoderLayer
 
-from .world import check_names, command, conversations, logged, train, weights, write_recipe, write_rows
+from .world import check_names, command, conversations, logged, original, train, weights, write_recipe, write_rows
 
 DENSE = [{"layers": "0-", "preset": "standard"}]
 
@@ -200,7 +199,7 @@ def test_a_trained_model_is_rewired_further_and_not_refitted(keys: dict[str, Any
     more = {"model": str(first), "wiring": [{"layers": "1-2", "preset": "ladder"}], "refit": None}
     again = train(tmp_path / "r.yaml", **keys | more | {"output_dir": str(tmp_path / "again")})
     config = json.loads((again / "config.json").read_text())
-    assert "refit" not in config and original_of(again) == str(dense.resolve())
+    assert "refit" not in config and original(again) == str(dense.resolve())
     assert [entry["layers"] for entry in config["wiring"] if entry["preset"] == "ladder"] == ["1-2", "2-4"]
 
 

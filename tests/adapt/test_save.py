@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.adapt.card import card
-from rewired.adapt.start import original_of
 from rewired.checkpoint.rewired_config import auto_map, model_code
+from rewired.cli import main as rewired_main
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
 from rewired.model.llama_family import LLAMA
 from tests.convert.checkpoints import edit_json
 
-from .world import CHATML, LADDER, make_rewired, train
+from .world import CHATML, LADDER, make_rewired, original, train
 
 
 def test_the_chat_template_that_was_trained_on_goes_along(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_it_is_evaluated_against_the_original(keys: dict[str, Any], dense: Path,
     text.write_text((turn.format("user", "Say river 3.") + turn.format("assistant", "river river")) * 40)
     request = EvaluateRequest(str(dense), [str(tmp_path / "out" / "start"), str(made)], texts=[text], text_tokens=512)
     found = evaluate(request, Runner("cpu"), tmp_path / "report").divergences[str(text)]
-    converted, trained = found["start"].kl, found["final"].kl
+    converted, trained = found["start"].kl, found["out/final"].kl
     assert 0 < trained < 0.9 * converted
 
 
@@ -88,7 +89,7 @@ def test_a_hybrid_is_not_called_the_original(keys: dict[str, Any], dense: Path, 
     made = train(tmp_path / "r.yaml", **keys | {"model": str(model), "wiring": None, "max_steps": 1})
     text = (made / "README.md").read_text()
     assert "\n`dense`, rewired" in text and "\n`model`, rewired" not in text
-    assert original_of(made) is None
+    assert original(made) is None
     again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "wiring": None, "output_dir": str(tmp_path / "2")})
     assert "\n`dense`, rewired" in (again / "README.md").read_text()
 
@@ -125,3 +126,20 @@ def test_a_folder_in_the_models_own_is_not_copied(keys: dict[str, Any], dense: P
     made = train(tmp_path / "r.yaml", **keys)
     assert not [path for path in made.iterdir() if path.is_dir() or path.name == "notes.bin"]
     AutoModelForCausalLM.from_pretrained(made)
+
+
+def test_info_says_what_it_was_made_from(
+    keys: dict[str, Any],
+    dense: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 1})
+    tokens = json.loads((made / "config.json").read_text())["adapted"]["tokens"]
+    monkeypatch.setattr(sys, "argv", ["rewired", "info", str(made)])
+    with pytest.raises(SystemExit):
+        rewired_main()
+    printed = capsys.readouterr().out
+    assert f"Its weights were made from those of {dense.resolve()}." in printed
+    assert f"Trained on {tokens:,} tokens." in printed and "tp_shards 4; this wiring computes the same" in printed

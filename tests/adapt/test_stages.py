@@ -19,10 +19,10 @@ from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model.teacher import beside
 from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.adapt.recipe.keys import Recipe
-from rewired.adapt.start import original_of, outline, prepare
+from rewired.adapt.start import outline, prepare
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .world import LADDER, check_names, conversations, logits_of, train, weights, write_rows
+from .world import LADDER, check_names, conversations, logits_of, original, train, weights, write_rows
 
 
 def test_after_two_trainings_the_original_is_still_the_first_one(
@@ -52,7 +52,7 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     half = tmp_path / "out" / "stage-1" / "final"
     first, second = weights(half), weights(made)
     assert not torch.equal(first["model.layers.2.mlp.up_proj.weight"], second["model.layers.2.mlp.up_proj.weight"])
-    assert original_of(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
+    assert original(made) == str(Path(keys["model"]).resolve()), "the second stage learns from the same original"
     seen, in_all = (json.loads((folder / "config.json").read_text())["adapted"] for folder in (half, made))
     assert in_all["tokens_before"] == seen["tokens"] > 0
     check_card(made, f"after {seen['tokens']:,} tokens of earlier training", "kd_weight: 1.0", "kd_weight: 2.0")
@@ -144,7 +144,7 @@ def test_a_trained_model_goes_on_with_the_recipe_that_made_it(
     expected = weights(train(tmp_path / "r.yaml", **without | {"output_dir": str(tmp_path / "3")}))
     assert all(torch.equal(one, expected[name]) for name, one in weights(again).items())
     configs = [json.loads((folder / "config.json").read_text()) for folder in (made, again)]
-    assert configs[0]["wiring"] == configs[1]["wiring"] and original_of(again) == original_of(made)
+    assert configs[0]["wiring"] == configs[1]["wiring"] and original(again) == original(made)
     assert configs[1]["adapted"]["tokens_before"] == configs[0]["adapted"]["tokens"]
 
 

@@ -20,6 +20,8 @@ from rewired.adapt.data import corpus
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.provenance import original_of
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
 
@@ -42,6 +44,11 @@ def make_chat(folder: Path, **changes: Any) -> Path:
 
 def make_rewired(dense: Path, folder: Path, wiring: list[dict[str, Any]], **options: Any) -> Path:
     return convert(dense, folder, Request(wiring, tp_shards=4, **options)).out
+
+
+def original(made: Path) -> str | None:
+    """The original that a trained model names."""
+    return original_of(Checkpoint.open(made).config)
 
 
 def conversations(count: int = 40) -> list[dict[str, Any]]:

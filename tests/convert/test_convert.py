@@ -262,6 +262,7 @@ def test_info_prints_any_checkpoint_s_layers(source: Path) -> None:
         assert [row["wiring"] for row in report["layers"]] == wirings
         printed = run("rewired", "info", name, cwd=source.parent).stdout
         assert all(wiring in printed for wiring in wirings)
+        assert ("so it is for 4 ranks" in printed) == (name == "out")
 
 
 def test_a_conversion_imports_neither_torch_nor_transformers(source: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
 
 # the file's name
 
-MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64, "7" * 64, "hybrid")
+MODEL = Model("hybrid", Path("hybrid"), None, "1" * 64, "7" * 64)
 ENTRY = Entry("piqa", "acc", 0, False, 100, "PIQA")
 TASK = Task(ENTRY, {}, Metric("acc", "mean"), "none", 5, {"piqa": 1.0}, "")
 BASIS: dict[str, Any] = {"engine": "transformers", "dtype": "float32", "rows": "hub", "tokenizer": "7", "seed": 1}

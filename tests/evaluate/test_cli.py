@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate import cli
+from rewired.evaluate.evaluate import PACKAGED_TEXT
 from rewired.extras import missing
 
 from ..convert.checkpoints import edit_json
@@ -28,6 +31,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dense = make_dense(folder / "dense")
     make_rewired(dense, folder / "ladder", LADDER)
     make_rows(folder / "rows")
+    text = folder / "calibration.txt"
+    text.write_text(PACKAGED_TEXT.read_text()[:20_000])
+    fitted = Request(LADDER, refit=RefitRequest(str(text), 2048))
+    convert(str(dense), folder / "out" / "final", fitted)
     return folder
 
 
@@ -69,6 +76,69 @@ def test_a_whole_report_is_written(
     assert results["models"][1]["config"]["wiring"][1]["preset"] == "ladder"
     assert "Wikitext: not run." in (out / "report.md").read_text()
     assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0
+
+
+def test_a_model_alone_is_compared_with_the_original_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path
+) -> None:
+    """In a report that calls it what tells it from others that a trainer called `final`."""
+    assert run(monkeypatch, "out/final", "--text-tokens", "256", "--out", str(tmp_path / "report")) == 0
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert [(model["name"], model["role"]) for model in results["models"]] == [
+        ("dense", "original"),
+        ("out/final", "rewired"),
+    ]
+    assert results["divergences"]["prose.txt"]["out/final"]["kl"] > 0
+
+
+def test_of_an_original_that_changed_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(world / "out" / "final", tmp_path / "model")
+    edit_json(tmp_path / "model" / "config.json", refit=_of_another_base(tmp_path / "model" / "config.json"))
+    assert run(monkeypatch, str(tmp_path / "model")) == 2
+    assert "dense, which is needed as its original: its model.safetensors is no longer" in capsys.readouterr().err
+
+
+def _of_another_base(config: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(config.read_text())["refit"]
+    return record | {"base": record["base"] | {"weights": {"model.safetensors": "0" * 64}}}
+
+
+def test_the_folder_is_called_after_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
+    for name in ("dense", "out"):
+        (tmp_path / name).symlink_to(world / name)
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "dense", "out/final", "--text-tokens", "256") == 0
+    assert (tmp_path / "evaluation-dense-out--final-text" / "report.md").is_file()
+
+
+ALONE = {
+    "converted only": (["ladder"], "A text compares a model with its original, and ladder names none: evaluate ORIG"),
+    "dense": (["dense"], "A text compares a model with its original, and dense names none: evaluate ORIGINAL dense."),
+    "earlier results": (["earlier"], "A text compares a model with its original, and earlier names none: "),
+    "no text": (["ladder", "--no-text"], "Nothing would be measured: name --suite or --tasks, or leave out --no-text."),
+    "two, no text": (["dense", "ladder", "--no-text"], "Nothing would be measured: "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), ALONE.values(), ids=ALONE)
+def test_where_there_is_nothing_to_measure_nothing_is_written(
+    arguments: list[str],
+    sentence: str,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "results.json").write_text("{}")
+    for name in ("dense", "ladder"):
+        (tmp_path / name).symlink_to(world / name)
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments, "--out", "report") == 2
+    assert capsys.readouterr().err.startswith(f"evaluate: {sentence}")
+    assert not (tmp_path / "report").exists()
 
 
 BAD = {

@@ -18,10 +18,10 @@ def test_an_adapter_of_the_original_does_not_fit_a_rotated_model(tmp_path: Path)
     dense = make_dense(tmp_path / "dense")
     rotated = convert(str(dense), tmp_path / "rotated", Request(DENSE, rotate="hadamard")).out
     before, after = make_adapter(dense, tmp_path / "before"), make_adapter(rotated, tmp_path / "after")
-    assert open_model(f"{dense}+{before}").adapter == before
-    assert open_model(f"{rotated}+{after}").adapter == after
+    assert open_model(f"{dense}+{before}", "one").adapter == before
+    assert open_model(f"{rotated}+{after}", "two").adapter == after
     with pytest.raises(ValueError, match=f"{before} was trained on {dense}, and {rotated} is that in another basis"):
-        open_model(f"{rotated}+{before}")
+        open_model(f"{rotated}+{before}", "three")
 
 
 def make_adapter(base: Path, folder: Path) -> Path:

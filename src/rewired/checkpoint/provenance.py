@@ -1,4 +1,7 @@
-"""The original of a checkpoint whose weights changed: recorded in its config, and looked up by that record."""
+"""The original of a checkpoint whose weights changed: recorded in its config, and looked up by that record.
+
+What `convert` and `adapt` call a base is the name, the revision and the files' SHA-256 of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,23 @@ from rewired.sources.hub import SHORT_NAMES
 
 from .checkpoint import Checkpoint
 
+_FITTED_OR_TRAINED = ("adapted", "refit", "calibrated")  # the config's keys for records that have a base
+_IS_REWIRED = "is_rewired"  # marks a base that is not the original itself: one with its weights and another wiring
+
+
+def base_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The base whose weights were trained or fitted, if a checkpoint's `config` records that."""
+    return next((config[name]["base"] for name in _FITTED_OR_TRAINED if name in config), None)
+
+
+def original_of(config: Mapping[str, Any]) -> str | None:
+    """The path or the id of the original that `base_of` is, None where there is none or it is a rewired model."""
+    base = base_of(config)
+    return None if base is None or _IS_REWIRED in base else str(base["name"])
+
 
 def record(source: Source, folder: Path, revision: str | None = None) -> dict[str, Any]:
-    """What identifies `source`, whose checkpoint is in `folder`: path or id, revision, its files' SHA-256."""
+    """The base that `source` is, whose checkpoint is in `folder`."""
     located = source.locate("checkpoint")
     is_snapshot = folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
     weights = [located] if located.is_file() else Checkpoint.open(folder).weight_files()
@@ -22,6 +39,7 @@ def record(source: Source, folder: Path, revision: str | None = None) -> dict[st
         "name": str(source.folder.resolve()) if source.folder else source.base_model,
         "revision": folder.name if is_snapshot else revision,
         "weights": {path.name: digest(path) for path in weights},
+        **({_IS_REWIRED: True} if Checkpoint.open(folder).is_rewired else {}),
     }
 
 
@@ -32,6 +50,11 @@ def content(folder: Path) -> dict[str, str]:
 
 def find(base: Mapping[str, Any], made: Path) -> Path:
     """The folder of the `base` that the config of `made` names. Raises ValueError where it is not what it was."""
+    return checkpoint_folder(find_name(base, made), base.get("revision"))
+
+
+def find_name(base: Mapping[str, Any], made: Path) -> str:
+    """The path, id or short name by which `find` finds it."""
     name, revision = base["name"], base.get("revision")
     shorts = [short for short, repo in SHORT_NAMES.items() if repo == name]  # what a package carries has one
     problem = ""
@@ -40,7 +63,7 @@ def find(base: Mapping[str, Any], made: Path) -> Path:
             located = find_source(candidate, revision).locate("checkpoint")
             changed = _changed(base["weights"], located)
             if not changed:
-                return checkpoint_folder(candidate, revision)
+                return str(candidate)
             problem = problem or f"its {changed} is no longer what it was."
         except ValueError as error:
             problem = problem or str(error)
