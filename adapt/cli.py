@@ -22,7 +22,7 @@ _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def main() -> None:
     """Console script `adapt`."""
-    app = new_app()
+    app = new_app(add_completion=True)
     app.command(context_settings=_ANY_KEY)(_adapt)
     app()
 
@@ -41,7 +41,13 @@ def _list(is_asked: bool) -> None:
 
 def _adapt(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file, or the name of one that `--list` shows.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe: a YAML file, or the name of one that `--list` shows.",
+            autocompletion=lambda: list(packaged.descriptions()),
+        ),
+    ],
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the run in the output_dir; with more --max_steps also beyond its end."),

@@ -22,7 +22,7 @@ _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same co
 
 def main() -> None:
     """Console script `evaluate`."""
-    app = new_app()
+    app = new_app(add_completion=True)
     app.command("evaluate")(_evaluate)
     app()
 

@@ -19,7 +19,10 @@ def add_commands(app: typer.Typer) -> None:
 
 def _generate(
     source: Annotated[str, typer.Argument(help="A checkpoint, rewired or not, named like convert's SOURCE.")],
-    prompt: Annotated[str, typer.Option(help="The text to answer or to continue.")],
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The text to answer or to continue. Without one, you chat: each line is a question."),
+    ] = None,
     tp: Annotated[int, typer.Option(help="The number of ranks to split the model over; one GPU each.", min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate.", min=1)] = 256,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.0,
@@ -31,7 +34,7 @@ def _generate(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: the checkpoint's.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
 ) -> None:
-    """Continue a prompt, token by token, on one rank or many.
+    """Continue a prompt, or chat, token by token, on one rank or many.
 
     It starts the ranks, one process each: NCCL on GPUs, gloo on a CPU. A rank that dies ends all of them.
 
@@ -39,12 +42,12 @@ def _generate(
 
     ```
     rewired generate llama-3.1-8b-ladder-16-32 --prompt "Why is the sky blue?" --tp 4
-    rewired generate smollm2-135m --prompt "Why is the sky blue?"
+    rewired generate smollm2-135m
     rewired generate ./my-hybrid --prompt "Once upon a time" --no-chat --temperature 0.7
     ```
     """
     with report_errors("rewired generate"):
-        _check(prompt, dtype, device)
+        _check(prompt, tp, chat, dtype, device)
         folder = checkpoint_folder(source)
         _check_split(folder, tp)  # before torch is loaded
         from .generate import Prompt, generate
@@ -52,9 +55,13 @@ def _generate(
         generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
 
 
-def _check(prompt: str, dtype: str, device: str) -> None:
-    if not prompt:
+def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str, device: str) -> None:
+    if prompt == "":
         raise ValueError("--prompt is empty: give some text to continue.")
+    if prompt is None and chat is False:
+        raise ValueError("--no-chat continues a text: give a --prompt.")
+    if prompt is None and tp > 1:
+        raise ValueError("A chat runs on one rank: give a --prompt, or leave --tp out.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
     if device not in ("auto", "cuda", "cpu"):

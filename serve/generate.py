@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,12 @@ from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue and how to sample. `chat` None uses the chat template if the tokenizer has one."""
+    """A text to continue and how to sample. `chat` None uses the chat template if the tokenizer has one.
 
-    text: str
+    Without a text, each line of the standard input is a question, and all of them are one conversation.
+    """
+
+    text: str | None
     max_new_tokens: int
     temperature: float = 0.0
     seed: int = 0
@@ -55,14 +61,40 @@ def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, devi
             folder, use_safetensors=True, trust_remote_code=False, dtype=dtype, distributed_config=distributed
         )
     model = model if ranks > 1 else model.to(device_type)
-    inputs = _encode(tokenizer, prompt).to(model.device)
     set_seed(prompt.seed)  # all ranks draw the same token
+    if prompt.text is None:
+        return _converse(model, tokenizer, prompt)
+    return _continue(model, tokenizer, _encode(tokenizer, prompt), prompt, is_first)
+
+
+def _converse(model: Any, tokenizer: Any, prompt: Prompt) -> str:
+    """Answer each line of the standard input; what was said before comes along. Returns the last answer."""
+    messages, answer = list[dict[str, str]](), ""
+    if tokenizer.chat_template is None:
+        raise ValueError("This tokenizer has no chat template, which a conversation needs: give a --prompt.")
+    for question in _questions():
+        messages.append({"role": "user", "content": question})
+        answer = _continue(model, tokenizer, _encode_chat(tokenizer, messages), prompt, prints=True)
+        messages.append({"role": "assistant", "content": answer})
+    return answer
+
+
+def _questions() -> Iterator[str]:
+    mark = "> " if sys.stdin.isatty() else ""
+    with suppress(EOFError):
+        while True:
+            if question := input(mark).strip():
+                yield question
+
+
+def _continue(model: Any, tokenizer: Any, inputs: Any, prompt: Prompt, prints: bool) -> str:
+    """What the model says after `inputs`; `prints` shows it token by token."""
     sampling = {"do_sample": True, "temperature": prompt.temperature} if prompt.temperature else {"do_sample": False}
     generated = model.generate(
-        **inputs,
+        **inputs.to(model.device),
         **sampling,
         max_new_tokens=prompt.max_new_tokens,
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if is_first else None,
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if prints else None,
     )
     text: Any = tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return text
@@ -83,10 +115,11 @@ def _encode(tokenizer: Any, prompt: Prompt) -> Any:
         raise ValueError("This tokenizer has no chat template: leave --chat out.")
     if prompt.chat is False or not has_template:
         return tokenizer(prompt.text, return_tensors="pt")
+    return _encode_chat(tokenizer, [{"role": "user", "content": prompt.text}])
+
+
+def _encode_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> Any:
     with loading("The tokenizer's chat template cannot be used"):
         return tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )

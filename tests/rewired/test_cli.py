@@ -54,6 +54,21 @@ def test_the_shell_completes_commands() -> None:
     assert done.stdout.split() == ["evaluate"]
 
 
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("convert a b --ladder-l", ["--ladder-layers"]),
+        ("evaluate a --run-m", ["--run-model-code"]),
+        ("adapt smollm2-135m-ladder-s", ["smollm2-135m-ladder-sft"]),
+    ],
+)
+def test_the_shell_completes_options_and_recipes(line: str, completed: list[str]) -> None:
+    command, *words = line.split()
+    environment = {f"_{command.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    done = run(str(Path(sys.executable).with_name(command)), **environment)
+    assert done.stdout.split() == completed
+
+
 @pytest.mark.parametrize("command", ["info", "convert"])
 def test_flags_are_shown_without_a_value(command: str) -> None:
     """`--json <bool>` made users write `--json true`, which converted to a folder of that name."""

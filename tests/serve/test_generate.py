@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Request, convert
 from rewired.serve.generate import Prompt, generate
 from rewired.sources import checkpoint_folder, gguf
+from tests.adapt.world import make_chat
 
 COMMAND = [Path(sys.executable).with_name("rewired"), "generate"]
 
@@ -108,6 +111,32 @@ def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
     assert "rewired generate: interrupted." in errors
 
 
+def test_each_line_is_a_question_of_one_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_chat(tmp_path / "tiny")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    messages, answers = list[dict[str, str]](), list[str]()
+    for question in ("Say river.", "And stone?"):
+        messages.append({"role": "user", "content": question})
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        said = model.generate(**inputs, do_sample=False, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]
+        answers.append(tokenizer.decode(said, skip_special_tokens=True))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Say river.\n\nAnd stone?\n"))
+    assert generate(folder, Prompt(None, max_new_tokens=8), device="cpu") == answers[1]
+    assert capsys.readouterr().out == "".join(f"{answer}\n" for answer in answers)
+
+
+def test_a_conversation_needs_a_template(tmp_path: Path) -> None:
+    folder = make_chat(tmp_path / "tiny")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="no chat template, which a conversation needs"):
+        generate(folder, Prompt(None, max_new_tokens=8), device="cpu")
+
+
 BAD = {
     "no folder": (["./nowhere"], "'./nowhere' is not a folder here"),
     "no short name": (["smollm2-135n"], "There is no folder 'smollm2-135n' here, and it is neither a hub id"),
@@ -121,6 +150,8 @@ BAD = {
     "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks would take 3 GPUs and there are "),
     "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless holds no weights: "),
     "no prompt": (["hybrid", "--prompt", ""], "--prompt is empty"),
+    "no prompt to continue": (["hybrid", "--no-chat"], "--no-chat continues a text: give a --prompt."),
+    "many ranks that chat": (["hybrid", "--tp", "3"], "A chat runs on one rank: give a --prompt, or leave --tp out."),
     "dtype": (["hybrid", "--dtype", "int8"], "--dtype int8 is not known"),
     "device": (["hybrid", "--device", "abacus"], "--device abacus is not known"),
 }
@@ -137,7 +168,8 @@ SLOW = ("more ranks than heads", "no GPU", "no weights")
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, hybrid: Path) -> None:
     (hybrid.parent / "empty").mkdir()
     shutil.copytree(hybrid, hybrid.parent / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
-    arguments = arguments if "--prompt" in arguments else [*arguments, "--prompt", "x"]
+    if "--prompt" not in arguments and "give a --prompt" not in sentence:
+        arguments = [*arguments, "--prompt", "x"]
     done = run(*arguments, cwd=hybrid.parent)
     assert done.returncode == 2
     assert done.stderr.startswith(f"rewired generate: {sentence}")
