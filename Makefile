@@ -73,6 +73,9 @@ $(VENV)/mkdocs: $(STAMP)
 
 # a wheel and an sdist; the sdist's own tests run on the installed wheel, in an environment of their own
 dist: install
+	@if grep -q 'rewired\.invalid' pyproject.toml && [ -z "$(UNPUBLISHED)" ]; then \
+		echo "pyproject.toml names no repository yet: set its project.urls, or build for yourself with UNPUBLISHED=1." >&2; \
+		exit 2; fi
 	rm -rf dist build
 	$(VENV)/python -m build --no-isolation
 	$(PYTHON) -m venv build/venv

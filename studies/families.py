@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--small", type=Path)
     args = parser.parse_args()
     logging.disable_progress_bar()
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rewired-families-") as scratch:
         if args.small:
             measure_all("small qwen3", args.small, SMALL)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from rewired import sources
 from tests.adapt.world import conversations, make_chat, write_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python.md"
+NOTEBOOK = ROOT / "examples" / "rewire-a-model.ipynb"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
@@ -37,16 +39,15 @@ RECIPE = {
 
 
 def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tiny Llama of 30 layers in a folder of the model's name, and a text and a recipe beside it."""
+    """With a tiny Llama of 30 layers, which our short name alone leads to, and a text and a recipe beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    make_chat(Path("smollm2-135m"), num_hidden_layers=30)
+    tiny = make_chat(tmp_path / "tiny", num_hidden_layers=30)
+    monkeypatch.setattr(sources, "_on_hub_or_packaged", lambda repo, revision, part: tiny)
     Path("notes.txt").write_text(" ".join(f"The river of stone {n % 7} runs under the bridge." for n in range(400)))
     write_rows(Path("rows.jsonl"), conversations())
     Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
+    names = run_all(PAGE, re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
     assert type(names["model"]).__name__ == "RewiredLlamaForCausalLM"
     assert names["conversion"].plan.wiring.exposed == 30
     assert names["refitted"].refit.after.kl < names["refitted"].refit.before.kl
@@ -54,8 +55,30 @@ def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 0 < measured["my-refitted-ladder"].kl < measured["my-ladder"].kl
     assert names["measured"].kl < measured["my-ladder"].kl
     assert (tmp_path / "report" / "report.html").is_file()
-    assert names["final"] == Path("trained/final")
+    assert sum(region["preset"] == "ladder" for region in names["selection"].candidates[0].wiring) > 0
+    assert names["final"] == Path("trained/final") and names["answer"]
+    assert {row["wiring"] for row in names["timed"]["rows"]} >= {"standard", "ladder@15-30"}
+    assert names["ranking"].rows[0].speedup > 1
     assert json.loads((tmp_path / "trained" / "final" / "config.json").read_text())["model_type"] == "rewired_llama"
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = make_chat(tmp_path / "tiny", num_hidden_layers=30)
+    monkeypatch.setattr(sources, "_on_hub_or_packaged", lambda repo, revision, part: tiny)
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    names = run_all(NOTEBOOK, ["".join(cell["source"]) for cell in cells])
+    assert 0 < names["kl"](names["healed"]) < names["kl"](names["model"])
+    printed = capsys.readouterr().out
+    assert "30 all-reduces that a token waits for, of 60" in printed and "refitted: " in printed
+
+
+def run_all(file: Path, blocks: list[str]) -> dict[str, Any]:
+    """Run the blocks of `file` as one program, and return its names."""
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(file), "exec"), names)
+    return names
 
 
 def relative(page: Path) -> str:

@@ -34,7 +34,7 @@ class RewiredPreTrainedModel(PreTrainedModel):
         """Raise ValueError: an engine that splits this model by transformers' plan alone would lose its wiring."""
         raise ValueError(
             "A rewired model cannot be served through an engine's Transformers backend, which does not know its "
-            "all-reduces: for vLLM, pip install 'rewired[vllm]' brings a plugin that does."
+            "all-reduces: for vLLM, install rewired with its extra 'vllm', which brings a plugin that does."
         )
 
     @torch.no_grad()

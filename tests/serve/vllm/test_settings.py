@@ -60,7 +60,7 @@ def test_the_same_tokens_out_of_the_prefix_cache(model: Path, found: dict[str, A
 
 
 def test_vllm_s_own_transformers_backend_is_refused(found: dict[str, Any]) -> None:
-    assert "pip install 'rewired[vllm]' brings a plugin" in found["transformers"]
+    assert "its extra 'vllm', which brings a plugin" in found["transformers"]
 
 
 def test_quantisation_is_refused(found: dict[str, Any]) -> None:
