@@ -18,14 +18,14 @@ _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 def card(
     start: Path,
     earlier: Path | None,
-    name: str,
+    final: Path,
     original: str | None,
     given: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     record: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    """README.md of the model `name`, trained from the checkpoint in `start`; `given` are the recipe's keys.
+    """README.md of the model in `final`, trained from the checkpoint in `start`; `given` are the recipe's keys.
 
     `earlier` is the trained model that `start` was rewired from, if any; `original` is the name of the original,
     None if only the start's own card knows it.
@@ -36,7 +36,7 @@ def card(
     for part, instead in ((_CURVES, ""), (_LOGGED, ""), (_HEADING, _EARLIER)):  # these files are the last training's
         trainings = trainings.replace(part, instead)
     return _TRAINING.format(
-        before=(card_of_trained(before, name, original) + trainings).rstrip(),
+        before=(card_of_trained(before, final.parent.name, final, original) + trainings).rstrip(),
         logged=_LOGGED,
         curves=_CURVES,
         tokens=quantities.count(record["tokens"], "token"),
@@ -83,6 +83,12 @@ relative to the original's square; `held_out_kl` is KL(original || this) on rows
 {rows}
 
 {curves}{notes}
+
+Trained by
+
+    adapt recipe.yaml
+
+where recipe.yaml is:
 
 ```yaml
 {recipe}

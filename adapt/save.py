@@ -38,7 +38,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
         return
     history = trainer.state.log_history
     earlier = _trained_folder(stage.recipe.model)
-    readme = card(start.folder, earlier, final.parent.name, start.name, stage.given, history, record, notes)
+    readme = card(start.folder, earlier, final, start.name, stage.given, history, record, notes)
     family = family_in(config)
     config |= {**format_entries(family), RECORD: record}
     with checkpoints.disk_errors(str(final), Path(trainer.args.output_dir)), staged_folder(final) as staging:

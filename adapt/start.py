@@ -156,7 +156,7 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     if was_changed and (recipe.refit is None or _was_trained_so(checkpoint, recipe)):
         text = None
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
-    return Request(recipe.regions, recipe.tp_shards, refit=refit, command="adapt RECIPE  # below")
+    return Request(recipe.regions, recipe.tp_shards, refit=refit, command="adapt recipe.yaml")
 
 
 def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ _QUOTES = "'\""
 
 
 def model_card(
-    name: str,
+    path: Path,
     base_model: str,
     source: Path,
     table: LayerTable,
@@ -26,13 +27,13 @@ def model_card(
     is_rotated: bool,
     refitted: str,
 ) -> str:
-    """README.md for the checkpoint `name`: front matter, the table of layers, and how to make, load and improve it.
+    """README.md of the checkpoint in `path`: front matter, the table of layers, how to make, load and improve it.
 
     `refitted` are the layers that a refit changed, as ranges; empty where there are none.
     """
     return _CARD.format(
         front_matter=_front_matter(base_model, source),
-        name=name,
+        name=path.name,
         table=_TABLE,
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
@@ -40,16 +41,16 @@ def model_card(
         remarks=table.remarks,
         notes="\n".join(f"- {note}" for note in notes),
         command=command,
-        use=_use(name, "" if is_stock else _IMPORTS),
+        use=_use(path, "" if is_stock else _IMPORTS),
         intro=(_INTRO_STOCK if is_stock else _INTRO + _FRESH).format(
-            base_model=base_model,
+            base_model=_linked(base_model),
             weights=_REFITTED.format(refitted) if refitted else _ROTATED if is_rotated else _UNCHANGED,
         ),
     )
 
 
-def card_of_trained(card: str, name: str, original: str | None) -> str:
-    """The `card` of a checkpoint, for the checkpoint `name` that training made of it.
+def card_of_trained(card: str, name: str, path: Path, original: str | None) -> str:
+    """The `card` of a checkpoint, for the checkpoint `name` that training made of it, which `path` will hold.
 
     Of ours, the table, the notes and the command stay. The `original` is named if it is known: where it is on the hub,
     or the card names one there, that is its `base_model`.
@@ -57,11 +58,11 @@ def card_of_trained(card: str, name: str, original: str | None) -> str:
     front, body = _split(card)
     if _OURS in body:
         intro, table = body.split(_TABLE, 1)
-        base = original or intro.partition(f"`, {_OURS}")[0].rpartition("`")[2]
+        base = original or intro.split("`")[1]
         weights = f"were {'fitted and ' if 'were fitted' in intro else ''}trained since: see Training"
         table = table.partition(_USE.partition("{")[0])[0]
-        intro = _INTRO.format(base_model=base, weights=weights)
-        body = f"# {name}\n\n{intro}\n\n{_TABLE}{table}{_use(name, _IMPORTS)}"
+        intro = _INTRO.format(base_model=_linked(base), weights=weights)
+        body = f"# {name}\n\n{intro}\n\n{_TABLE}{table}{_use(path, _IMPORTS)}"
     bases = _bases(front)
     if front and not isinstance(bases, list):  # a merge's list stays
         ids = [base for base in (original, bases) if is_hub_id(base)][:1]
@@ -70,8 +71,12 @@ def card_of_trained(card: str, name: str, original: str | None) -> str:
     return f"---\n{front}\n---\n{body}" if front else body
 
 
-def _use(name: str, imports: str) -> str:
-    return _USE.format(imports=imports, name=name, quoted_name=json.dumps(name))
+def _use(path: Path, imports: str) -> str:
+    return _USE.format(imports=imports, path=shlex.quote(str(path)), quoted_path=json.dumps(str(path)))
+
+
+def _linked(model: str) -> str:
+    return f"[`{model}`](https://huggingface.co/{model})" if is_hub_id(model) else f"`{model}`"
 
 
 def _front_matter(base_model: str, source: Path) -> str:
@@ -120,8 +125,8 @@ def _row(layers: str, wiring: str, traffic: dict[str, int]) -> str:
 _OURS = "rewired for faster tensor parallelism with `rewired`"
 _FRESH = " A freshly rewired model is a starting point: adapt it before you rely\non it."
 _INTRO = (
-    f"`{{base_model}}`, {_OURS}: what changed is what each layer reads\n"
-    f"and what it reduces, and the weights {{weights}}."
+    f"{{base_model}}, {_OURS}: what changed is what each layer reads\n"
+    f"and what it reduces, and the weights {{weights}}. It stays under the original's licence."
 )
 _UNCHANGED = "are those of its source"
 _ROTATED = "are its source's, in another basis"
@@ -130,7 +135,7 @@ _REFITTED = "of layers {}, which were fitted to what these layers now read"
 _TABLE = "| layers | wiring | all-reduces a token | of which waited for | bytes sent a token and rank |"
 _IMPORTS = "\n    import rewired  # or without it: trust_remote_code=True for the model, False for the tokenizer"
 
-_INTRO_STOCK = "`{base_model}` as a stock checkpoint, written by `rewired`."
+_INTRO_STOCK = "{base_model} as a stock checkpoint, written by `rewired`. It stays under the original's licence."
 
 _CARD = """---
 {front_matter}
@@ -160,11 +165,13 @@ _USE = """## Load it
 {imports}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained({quoted_name}, dtype="auto")
-    tokenizer = AutoTokenizer.from_pretrained({quoted_name})
+    model = AutoModelForCausalLM.from_pretrained({quoted_path}, dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained({quoted_path})
 
 ## Adapt and evaluate it
 
 It is an ordinary `transformers` model: TRL's `SFTTrainer`, PEFT's LoRA and lm-evaluation-harness take it as they take
-any other. `rewired info {name}` prints the table above.
+any other. This prints the table above:
+
+    rewired info {path}
 """

@@ -41,7 +41,7 @@ def write(
     notes = [*notes, *note_on_dropped(_copy_companions(folder, staging))]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     card = model_card(
-        job.out.name,
+        job.out,
         job.source.base_model,
         folder,
         job.plan.table,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.adapt.card import card
+from rewired.adapt.cli import main as adapt_main
 from rewired.checkpoint.rewired_config import auto_map, model_code
 from rewired.cli import main as rewired_main
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
@@ -19,7 +23,7 @@ from rewired.evaluate.measure import Runner
 from rewired.model.llama_family import LLAMA
 from tests.convert.checkpoints import edit_json
 
-from .world import CHATML, LADDER, make_rewired, original, train
+from .world import CHATML, LADDER, make_rewired, original, train, weights
 
 
 def test_the_chat_template_that_was_trained_on_goes_along(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
@@ -114,9 +118,33 @@ def test_the_base_model_of_a_card_is_an_id_on_the_hub(
     written = re.sub(r"^base_model: .*\n", "", (start / "README.md").read_text(), flags=re.MULTILINE)
     (start / "README.md").write_text(written.replace("---\n", f"---\n{declared}", 1))
     record = {"tokens": 8, "steps": 2, "tokens_before": 0}
-    trained = card(start, None, "out", original, {}, [], record, [])
+    trained = card(start, None, Path("out/final"), original, {}, [], record, [])
     assert trained.startswith(f"---\n{expected}library_name: transformers\n")
     assert trained.count("base_model") == len(expected.splitlines()[:1])
+
+
+def test_the_card_says_how_to_load_it_and_to_make_it_anew(
+    keys: dict[str, Any], dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks, pasted."""
+    monkeypatch.chdir(tmp_path)
+    made = train(tmp_path / "r.yaml", **keys | {"output_dir": "runs/kd", "max_steps": 2})
+    assert made == Path("runs/kd/final")
+    text = (made / "README.md").read_text()
+    assert "Made by:\n\n    adapt recipe.yaml\n" in text and "Trained by\n\n    adapt recipe.yaml\n" in text
+    names: dict[str, Any] = {}
+    (python,) = re.findall(r"## Load it\n\n((?:    .*\n|\n)+)", text)
+    exec(textwrap.dedent(python), names)
+    assert type(names["model"]).__name__ == "RewiredLlamaForCausalLM"
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    Path("recipe.yaml").write_text(recipe)
+    first = weights(made)
+    shutil.rmtree("runs")
+    monkeypatch.setattr(sys, "argv", ["adapt", "recipe.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        adapt_main()
+    assert ended.value.code in (0, None)
+    assert all(torch.equal(one, first[name]) for name, one in weights(made).items())
 
 
 def test_a_folder_in_the_models_own_is_not_copied(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:

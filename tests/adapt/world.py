@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -141,6 +142,6 @@ def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
 
 def check_names(card: str) -> None:
     """The model has the name of its output_dir, and is made of the original, whatever folders were between them."""
-    assert "\n# out\n" in card and card.count('from_pretrained("out"') == 2 and "`rewired info out`" in card
+    assert "\n# out\n" in card and card.count('out/final"') == 2 and re.search("\n    rewired info .*out/final\n", card)
     assert "base_model" not in card and "`dense`, rewired" in card
     assert "start`" not in card and "final`" not in card

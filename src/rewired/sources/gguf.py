@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -82,11 +83,20 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     _check_whole(path, model, loaded)
     folder.mkdir(parents=True, exist_ok=True)
     _read_tokenizer(path, folder)
+    _write_licence(path, folder)
     model.save_pretrained(folder)
     readable = (folder / "config.json").stat().st_mode
     for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner reads
         file.chmod(readable)
     return folder
+
+
+def _write_licence(path: Path, folder: Path) -> None:
+    """Into a card, from where cards of what is made of it take it."""
+    from gguf import GGUFReader
+
+    if licence := GGUFReader(path).get_field("general.license"):
+        (folder / "README.md").write_text(f"---\nlicense: {json.dumps(licence.contents())}\n---\n", encoding="utf-8")
 
 
 def _check_whole(path: Path, model: Any, loaded: Mapping[str, Any]) -> None:
