@@ -6,8 +6,7 @@
 
 All read the same rows of ShareGPT and Natural Instructions, and are trained in bfloat16 with weights in float32. KL to
 the original and perplexity are measured as in quality.py, on held-out text. The trained models stay in
-build/adapt-smollm2 for `evaluate`, and a killed run resumes. The column *quick* is read from
-results/adapt-smollm2/quick.json; the README beside it has the command.
+build/adapt-smollm2 for `evaluate`, and a killed run resumes.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ from rewired.adapt.run import adapt
 from rewired.adapt.start import RECORD
 from rewired.convert import Request, convert
 from rewired.model.wiring_text import parse_wiring
-from rewired.tables import markdown
 
 REPO = Path(__file__).resolve().parents[1]
-FOLDER = REPO / "results" / "adapt-smollm2"
-RESULT = FOLDER / "measured.jsonl"
-QUICK, ORIGINAL = FOLDER / "quick.json", "smollm2-135m"
+RESULT = REPO / "results" / "adapt-smollm2" / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
 RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
@@ -40,7 +36,6 @@ TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
 REFIT = {"max_steps": 0}  # what "refit + distillation" begins with
 SFT = {"refit": "none", "train": "all", "ce_weight": 1.0, "kd_weight": 0.0, "assistant_only_loss": True}
-HEAD = "# All trainings\n\n[README.md](README.md) has the method.\n"
 Run = tuple[str, str, dict[str, Any] | None]  # name, wiring and training
 TRAININGS: dict[str, dict[str, Any] | None] = {
     "converted": None,
@@ -69,38 +64,7 @@ def main() -> None:
             on = quality.compare(source, model, texts)
             tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
             quality.append(RESULT, {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on})
-            (FOLDER / "measured.md").write_text(f"{HEAD}\n{table()}")
             print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
-
-
-def table() -> str:
-    """The measured runs in the order of `runs`."""
-    measured, quick_scores = {row["name"]: row for row in quality.read(RESULT)}, quick()
-    originals = quality.perplexities(next(iter(measured.values()))["on"], "perplexity_original")
-    cells = [["original", "0", "0", "0", "0", *originals, quick_scores.get(ORIGINAL, "")]]
-    for name, _, training in (run for run in runs() if run[0] in measured):
-        tokens, on = f"{measured[name]['tokens']:,}", measured[name]["on"]
-        score = quick_scores.get(evaluated(name, training), "")
-        cells.append([name, tokens, *quality.kls_with_errors(on, quality.KINDS), *quality.perplexities(on), score])
-    return markdown(["training", "tokens", *quality.KL_AND_PERPLEXITY, "quick"], cells)
-
-
-def quick() -> dict[str, str]:
-    """Each model's average over the suite `quick` in %, with the paired difference to the original."""
-    if not QUICK.exists():
-        return {}
-    average = json.loads(QUICK.read_text())["average"]
-    scores = {name: f"{100 * value:.1f}" for name, value in average["values"].items()}
-    for name, delta in average["deltas"].items():
-        scores[name] += f" ({100 * delta:+.1f} ± {100 * average['delta_standard_errors'][name]:.1f})"
-    return scores
-
-
-def evaluated(name: str, training: dict[str, Any] | None) -> str:
-    """The model's folder below build/adapt-smollm2: a training's end or, without a training, the start of one."""
-    if training in (None, REFIT):
-        return f"{_file_name(name.replace('converted', 'SFT').replace('refit', 'refit + distillation'))}/start"
-    return f"{_file_name(name)}/final"
 
 
 def write_texts(out: Path) -> None:
