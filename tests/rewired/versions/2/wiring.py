@@ -188,40 +188,33 @@ def _answers(region: Region, payload: str, channels: int, hidden_size: int, is_l
 
 
 def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
-    """Walk the modules once, tracking what is in flight and what is local, and note what each one meets."""
+    """Note what each module meets: from the one before it, from the one after it, and what is local since earlier."""
     resolved: list[ModuleWiring] = []
-    in_flight = lacks_parts = False
     local_from: Region | None = None  # the region that left what no reduction has taken yet
-    for module in modules:
-        peeks_at_flight = module.region.peek and in_flight and not module.wait
-        if in_flight:
-            resolved[-1] = _read_by(resolved[-1], module, peeks_at_flight)
+    for before, module, after in zip([None, *modules], modules, [*modules[1:], None], strict=False):
+        reads_late, is_read_late = _reads_late(before, module), _reads_late(module, after)
+        keeps_payload = is_read_late and after is not None and after.region.peek
         resolved.append(
             replace(
                 module,
-                reads_shards=peeks_at_flight or (module.region.peek and local_from is not None),
+                reads_shards=module.region.peek and (reads_late or local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
                 merge=local_from.merge if local_from and module.takes_local else "sum",
-                gives_partials=module.reduce != "all" or bool(module.sections),
-                lacks_something=lacks_parts or (in_flight and not module.wait),
+                gives_partials=module.reduce != "all" or bool(module.sections) or keeps_payload,
+                keeps_payload=keeps_payload,
+                overlapped=is_read_late,
+                lacks_something=reads_late or (before is not None and before.reduce != "all"),
             )
         )
         if module.reduce != "all" and local_from:
             _check_same_merge(local_from, module.region)
         local_from = module.region if module.reduce != "all" or module.keeps_rest else None
-        lacks_parts = module.reduce != "all"
-        in_flight = module.launches
     return resolved
 
 
-def _read_by(before: ModuleWiring, module: ModuleWiring, peeks: bool) -> ModuleWiring:
-    """`before`, whose reduction is in flight when `module` reads the stream, and perhaps peeks at its payload."""
-    return replace(
-        before,
-        overlapped=not module.wait,
-        keeps_payload=peeks,
-        gives_partials=before.gives_partials or peeks,
-    )
+def _reads_late(before: ModuleWiring | None, module: ModuleWiring | None) -> bool:
+    """Whether `module` reads the stream while the reduction of the one before it is in flight."""
+    return before is not None and module is not None and before.launches and not module.wait
 
 
 def _check_same_merge(before: Region, region: Region) -> None:
