@@ -126,6 +126,22 @@ def test_any_other_wiring_is_what_the_reference_computes(name: str, wiring: list
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@each_config
+def test_compiled_it_computes_the_same_forward_and_backward(name: str) -> None:
+    """As one graph."""
+    model = rewired(name, MIXED, 3)
+    expected = model(TOKENS, labels=TOKENS)
+    expected.loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    torch.compiler.reset()
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(TOKENS, labels=TOKENS)
+    found.loss.backward()
+    torch.testing.assert_close(found.logits, expected.logits)
+    for (parameter_name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6, msg=parameter_name)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_are_one_process_forward_and_backward(dense: Path, tmp_path: Path, ranks: int) -> None:
     folder = convert(dense, tmp_path / "mixed", Request(MIXED, tp_shards=6)).out
