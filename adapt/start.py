@@ -14,6 +14,7 @@ import torch
 
 from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint.kv_heads import with_copies
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.changed_weights import check_gains
@@ -23,7 +24,7 @@ from rewired.model.configuration import RewiredConfig
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.progress import announce
 from rewired.refit.run import model_config
-from rewired.rotate.original import in_basis_of
+from rewired.rotate.original import as_made
 from rewired.sources import checkpoint_folder, find_source
 
 from .model.trainable import changed_after, choose_or_adapt, rewired_layers
@@ -56,7 +57,7 @@ class Start:
         """The original's folder, in the student's basis. Raises ValueError if it does not exist any more."""
         if not (self.changed or self.ends_changed):
             return self.folder
-        return in_basis_of(self.folder, provenance.find(self.base, self.folder))
+        return as_made(self.folder, provenance.find(self.base, self.folder))
 
 
 def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
@@ -139,6 +140,7 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     """`checkpoint` as it will be after `plan`, apart from its weights."""
+    checkpoint = with_copies(checkpoint, plan.kv_copies)
     config = wired_config(checkpoint.config, plan.wiring.to_json(), plan.tp_shards)
     if plan.cost:
         config["refit"] = {"base": {"name": str(checkpoint.folder)}}

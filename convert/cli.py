@@ -15,6 +15,7 @@ import typer
 
 from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.kv_heads import copies_in, note_on_copies
 from rewired.cli import Command, new_app, report_errors
 from rewired.progress import Bars
 from rewired.quantities import count
@@ -207,6 +208,9 @@ def _info(
             from .report import print_table
 
             shards = [note_on_shards(checkpoint.wiring, table.tp_shards)] if checkpoint.is_rewired else []
+            copies = copies_in(checkpoint)
+            if copies > 1:
+                shards.append(note_on_copies(checkpoint.shape, copies, table.tp_shards))
             notes = [*shards, *notes_on_rotation(checkpoint.config.get(RECORD)), *notes_on_making(checkpoint.config)]
             print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
+from rewired.checkpoint.kv_heads import copies_in
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.quantities import count
@@ -27,6 +28,7 @@ from rewired.text.tokenizer import check_needs_no_code
 from . import destination
 from .changed_weights import check_basis, check_gains
 from .job import Job, OnBytes
+from .kv_heads import discard_kv_heads, merge_kv_heads, repeat_kv_heads
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
@@ -79,16 +81,27 @@ def convert(
         notes = [*plan.notes, *plan.by_ranks, *notes_on_rotation(plan.rotation), *taken]
         return Conversion(target, replace(plan, notes=notes))
     with destination.staged_folder(target) as staging:
-        job = _open(origin, request, plan, target)
+        job, merged = _open(origin, request, plan, target), list[str]()
+        if plan.kv_copies > 1:
+            job = repeat_kv_heads(job, staging, on_bytes)
+        elif request.to_stock and copies_in(job.weights) > 1:
+            job, merged = merge_kv_heads(job, staging, on_bytes)
         if plan.rotation:
             job = rotate(job, staging, on_bytes)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
         if plan.cost:
             outcome = fit(job, config, work, on_layer, on_cost)
             config = record(outcome, job, config, revision)
-        notes = [*plan.notes, *_notes_on_weights(job), *notes_on_rotation(config.get(RECORD)), *notes_on_fits(config)]
+        notes = [
+            *plan.notes,
+            *merged,
+            *_notes_on_weights(job),
+            *notes_on_rotation(config.get(RECORD)),
+            *notes_on_fits(config),
+        ]
         notes = write(job, config, notes, outcome.files if outcome else {}, staging, on_bytes)
         discard_rotated(staging)
+        discard_kv_heads(staging)
         destination.check_free(target, origin.folder, force)  # it took time: something may have come there
     if outcome:
         shutil.rmtree(work)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.kv_heads import copies_in, note_on_copies, with_copies
 from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count
@@ -28,14 +29,19 @@ class Plan:
     notes: list[str]
     by_ranks: list[str]  # what each of usual numbers of ranks sends, for users
     is_damaged: bool  # whether modules newly miss something, and nothing is fitted to that
+    kv_copies: int = 1  # how often each KV head of the source is written
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
 
 
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     """The wiring that `request` makes of `checkpoint`. Raises ValueError when it does not fit the model."""
+    copies = _copies(checkpoint, request)
+    checkpoint = with_copies(checkpoint, copies)
     shape = checkpoint.shape
-    if not (request.wiring or request.to_stock or checkpoint.is_rewired or request.refit or request.rotate):
+    if not (
+        request.wiring or request.to_stock or copies > 1 or checkpoint.is_rewired or request.refit or request.rotate
+    ):
         raise ValueError("Nothing to rewire: say which layers, for example --ladder-layers 16-32.")
     wiring = checkpoint.wiring.rewire(request.wiring)
     if request.to_stock and wiring.rewired_regions:
@@ -44,6 +50,8 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [note_on_shards(wiring, tp_shards, _why(checkpoint, request))], None
+    if copies > 1:
+        notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
         notes.append("The source is refitted already, to this wiring: its weights are not fitted again.")
     elif request.refit and not wiring.rewired_regions:
@@ -55,7 +63,13 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
     is_new = not cost and wiring.modules != checkpoint.wiring.modules
     is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
-    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, cost, rotation)
+    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, copies, cost, rotation)
+
+
+def _copies(checkpoint: Checkpoint, request: Request) -> int:
+    """How often each KV head is written: more than once where more shards are asked for than there are."""
+    before = checkpoint.shape
+    return before.for_shards(request.tp_shards or 1).num_key_value_heads // before.num_key_value_heads
 
 
 def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) -> list[str]:

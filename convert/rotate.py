@@ -42,7 +42,7 @@ def rotate(job: Job, staging: Path, on_bytes: OnBytes) -> Job:
     config = job.checkpoint.config | {RECORD: job.plan.rotation | found | {"base": name}}
     (staging / _SCRATCH).mkdir()
     basis = basis.to(choose_device("auto", 1))
-    weights = write_rotated(job.checkpoint, basis, staging / _SCRATCH, config, dtype, on_bytes)
+    weights = write_rotated(job.weights, basis, staging / _SCRATCH, config, dtype, on_bytes)
     request = replace(job.request, copy=False)  # files of our own are linked, not copied once more
     return replace(job, weights=weights, tensors=weights.tensors(), request=request)
 

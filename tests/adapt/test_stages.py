@@ -22,7 +22,18 @@ from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import outline, prepare
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
-from .world import LADDER, check_names, conversations, logits_of, original, train, weights, write_rows
+from .world import (
+    LADDER,
+    check_names,
+    conversations,
+    logged,
+    logits_of,
+    make_chat,
+    original,
+    train,
+    weights,
+    write_rows,
+)
 
 
 def test_after_two_trainings_the_original_is_still_the_first_one(
@@ -153,3 +164,19 @@ def test_a_trained_model_is_refitted_to_no_other_wiring(keys: dict[str, Any], ro
     keys |= {"model": str(made), "output_dir": str(tmp_path / "2"), "refit": str(rows)}
     with pytest.raises(ValueError, match="trained as it is wired"):
         train(tmp_path / "r.yaml", **keys | {"wiring": [{"layers": "1-4", "preset": "ladder"}]})
+
+
+def test_a_model_with_copied_kv_heads_learns_from_its_original(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The teacher has as many: on the layers that are the original's it runs on the student's own modules."""
+    monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
+    dense = make_chat(tmp_path / "dense", num_key_value_heads=2)
+    changes = {"model": str(dense), "tp_shards": 4, "train": "all", "kd_weight": 1.0, "ce_weight": 0.0, "max_steps": 3}
+    made = train(tmp_path / "r.yaml", **keys | changes)
+    config = json.loads((made / "config.json").read_text())
+    assert (config["num_key_value_heads"], config["kv_head_copies"]) == (4, 2)
+    assert original(made) == str(dense.resolve())
+    again = train(tmp_path / "r.yaml", **keys | changes | {"model": str(made), "output_dir": str(tmp_path / "more")})
+    first, last = logged(made, "kd"), logged(again, "kd")
+    assert 0 < last[-1] < first[0]

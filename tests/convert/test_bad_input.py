@@ -224,7 +224,6 @@ BAD_REQUESTS = {
     "an unknown merge": (["source", "--desync-layers", "2-4", "--merge", "max"], "'merge' of layers 2-4 is 'max'"),
     "parallel for one module": (["source", "--parallel-layers", "2-4:mlp"], "cannot cover only one of them"),
     "r that does not divide": (["source", "--ladder-layers", "2-4", "--tp-shards", "3"], "does not divide"),
-    "r divides heads, not KV heads": (["source", "--ladder-layers", "2-4", "--tp-shards", "8"], "key_value_heads 4"),
     "r of 0": (["source", "--ladder-layers", "2-4", "--tp-shards", "0"], "at least 1"),
     "an unknown dtype": (["source", "--ladder-layers", "2-4", "--dtype", "int8"], "'int8' is not a dtype"),
     "to-stock of a rewired": (["source", "--ladder-layers", "2-4", "--to-stock"], "some layers are rewired"),

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rewired.convert import Request, convert
-from rewired.rotate.original import in_basis_of
+from rewired.rotate.original import as_made
 from tests.rewired.tiny import tokens
 
 
@@ -21,8 +21,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_has_the_original_s_function_and_a_stream_in_the_basis(source: Path, tmp_path: Path) -> None:
     made = convert(source, tmp_path / "made", Request([{"layers": "2-4", "preset": "ladder"}], rotate="hadamard")).out
-    folder = in_basis_of(made, source)
-    assert in_basis_of(made, source) == folder, "made once"
+    folder = as_made(made, source)
+    assert as_made(made, source) == folder, "made once"
     basis = torch.from_numpy(numpy.load(made / "rotation.npy"))
     with torch.no_grad():
         before, after = (
@@ -35,10 +35,10 @@ def test_it_has_the_original_s_function_and_a_stream_in_the_basis(source: Path, 
 def test_where_nothing_was_rotated_since_it_is_itself(source: Path, tmp_path: Path) -> None:
     ladder = [{"layers": "2-4", "preset": "ladder"}]
     plain = convert(source, tmp_path / "plain", Request(ladder)).out
-    assert in_basis_of(plain, source) == source
+    assert as_made(plain, source) == source
     rotated = convert(source, tmp_path / "rotated", Request(rotate="hadamard")).out
     made = convert(rotated, tmp_path / "made", Request(ladder)).out
-    assert in_basis_of(made, rotated) == rotated
+    assert as_made(made, rotated) == rotated
     assert (made / "rotation.npy").read_bytes() == (rotated / "rotation.npy").read_bytes()
 
 
@@ -46,7 +46,7 @@ def test_a_basis_that_does_not_fit_is_refused(source: Path, tmp_path: Path) -> N
     made = convert(source, tmp_path / "made", Request(rotate="hadamard")).out
     numpy.save(made / "rotation.npy", numpy.eye(8))
     with pytest.raises(ValueError, match=r"rotation.npy has shape \[8, 8\], and the original's stream has 32 channels"):
-        in_basis_of(made, source)
+        as_made(made, source)
     (made / "rotation.npy").unlink()
     with pytest.raises(ValueError, match=r"rotation.npy is missing"):
-        in_basis_of(made, source)
+        as_made(made, source)

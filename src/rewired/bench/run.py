@@ -53,8 +53,9 @@ def bench(
     model = _find(request)
     rivals = contenders(request.wirings, model.shape, model.own)
     for tp in tp_sizes:
-        model.shape.check_shards(tp, "--tp")
-        check_memory(request, model.shape, tp, max(batches), len(rivals))
+        shape = model.for_ranks(tp).shape
+        shape.check_shards(tp, "--tp")
+        check_memory(request, shape, tp, max(batches), len(rivals))
     if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
@@ -65,7 +66,7 @@ def bench(
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
         profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
         if missing or profile:
-            _measure(_job(request, model, rivals, tp, profile), missing, measured)
+            _measure(_job(request, model.for_ranks(tp), rivals, tp, profile), missing, measured)
             measured = CellFile(out, request, content)
         if profile and torchrun.is_first_rank():
             names = [rival.name for rival in rivals]
@@ -83,6 +84,13 @@ class _Model:
     own: list[dict[str, Any]]  # regions of the wiring that a checkpoint has
     tp_shards: int | None = None
     folder: Path | None = None
+
+    def for_ranks(self, ranks: int) -> _Model:
+        """The model that `ranks` ranks share: KV heads of a shape alone are repeated, as a conversion would do it."""
+        if self.folder:
+            return self
+        shape = self.shape.for_shards(ranks)
+        return replace(self, shape=shape, config=self.config | {"num_key_value_heads": shape.num_key_value_heads})
 
 
 def _find(request: BenchRequest) -> _Model:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+KV_HEAD_COPIES = "kv_head_copies"  # how often each KV head of the original is there
+
 
 def check_records(config: Mapping[str, Any]) -> None:
     """Raise ValueError where a record of a rotation, a fit or a training is not as `convert` and `adapt` write it."""
@@ -13,6 +15,11 @@ def check_records(config: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"config.json's record '{name}' is not as convert and adapt write it: take config.json as it was."
             )
+    copies, heads = config.get(KV_HEAD_COPIES, 1), config.get("num_key_value_heads", 1)
+    if type(copies) is not int or copies < 1 or heads % copies:
+        raise ValueError(
+            f"config.json has {KV_HEAD_COPIES} {copies!r}: it must be an integer that divides its KV heads."
+        )
 
 
 def check_rope(config: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rewired.families import FAMILIES, family_of, names, why_not
@@ -125,6 +125,12 @@ class Shape:
     def head_weights(self) -> int:
         """How many weights turn the last stream into logits."""
         return self.vocab_size * self.hidden_size
+
+    def for_shards(self, tp_shards: int) -> Shape:
+        """This shape, with each KV head repeated where that lets `tp_shards` shards share them out, else as it is."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        fits = type(tp_shards) is int and tp_shards > kv_heads and tp_shards % kv_heads == heads % tp_shards == 0
+        return replace(self, num_key_value_heads=tp_shards) if fits else self
 
     def check_shards(self, tp_shards: int, name: str = "tp_shards") -> None:
         """Raises ValueError naming the size that `tp_shards`, which the user knows as `name`, does not divide."""

@@ -146,8 +146,8 @@ class Ranking:
 def make_ranking(request: PlanRequest) -> Ranking:
     """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""
     request.check()
-    shape = find_shape(request.model)
     tp = request.tp or request.gpus
+    shape = find_shape(request.model).for_shards(tp)
     machine = serving_machine(request.hardware, request.library, tp)
     shape.check_shards(tp)
     if request.calibration is not None:

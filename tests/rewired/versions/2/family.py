@@ -139,7 +139,9 @@ class Family:
             raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
         for size_name, size in self.divisible(config).items():
             if size % shards:
-                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does.")
+                copies = size_name == KV_HEADS[0] and shards % size == config.num_attention_heads % shards == 0
+                way = f", or copy KV heads: `convert SOURCE --tp-shards {shards}`" if copies else ""
+                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does{way}.")
 
     def check_ranks(self, config: Any, ranks: int, tp_shards: int | None) -> None:
         """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model.
