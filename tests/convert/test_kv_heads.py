@@ -34,7 +34,9 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(
+    scope="module", params=["qwen2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3"))]
+)
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """8 heads, 2 KV heads."""
     folder = tmp_path_factory.mktemp("models") / request.param
