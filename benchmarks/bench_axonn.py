@@ -164,7 +164,8 @@ interleaved rounds, the slowest rank's times.
 - **OAG**: a layer's gather begins before the layer before it computes, in the order of execution. FSDP2 as it is waits
   for each on CPUs; here it is asked for asynchronous ones. `comm` asks for them itself.
 - **ORS**: the last hop of a reduce-scatter is under way until backward ends, or waited for at once.
-- **Cached gathers**: a layer's second forward finds the weights that its backward gathered, or gathers once more.
+- **Cached gathers**: a layer's second forward finds the weights that its backward gathered, or gathers once more. The
+  paper's are others: they keep what the first forward gathered until the second.
 - **OAR**: the all-reduce of an input's gradient runs behind the products of the weights' gradients, or before them.
 
 """

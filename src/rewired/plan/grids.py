@@ -1,4 +1,4 @@
-"""Grids of ranks for training, ranked by AxoNN's model of communication (papers/axonn-4d.txt, section V).
+"""Grids of ranks for training, ranked by AxoNN's model of communication (arXiv 2305.13525, section V).
 
 A grid is tp x fsdp x replicate, from the innermost dimension out: neighbours share a layer's work, then its weights,
 then nothing. Ring times are those of equations 1 to 3, bandwidths those of equation 10.
