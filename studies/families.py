@@ -33,6 +33,7 @@ from rewired.text.tokenizer import load_tokenizer
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "families"
 ROWS, PAGE = FOLDER / "measured.jsonl", FOLDER / "README.md"
 WRITTEN_AS = ("llama", "mistral", "qwen2")
+SMALL_QWEN3 = "small qwen3"
 TOKENS = (0, 32_768)  # without a refit, and fitted on so many
 SMOLLM2 = [
     Case("standard+int4@0-30", "hadamard"),
@@ -56,7 +57,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rewired-families-") as scratch:
         if args.small:
-            measure_all("small qwen3", args.small, SMALL, args.small)
+            measure_all(SMALL_QWEN3, args.small, SMALL, args.small)
         else:
             source = checkpoint_folder("smollm2-135m")
             for model_type in WRITTEN_AS:
@@ -93,7 +94,8 @@ def rewritten(source: Path, model_type: str, scratch: Path) -> Path:
 
 
 def write_table() -> None:
-    cells = [[row["model"], row["wiring"], row["basis"], fitted_on(row), *kls(row)] for row in read(ROWS)]
+    rows = sorted(read(ROWS), key=lambda row: [*WRITTEN_AS, SMALL_QWEN3].index(row["model"]))
+    cells = [[row["model"], row["wiring"], row["basis"], fitted_on(row), *kls(row)] for row in rows]
     table = markdown(["model", "wiring", "basis", "refitted on", "KL prose", "KL chat"], cells)
     PAGE.write_text(f"{_HEAD.format(windows=WINDOWS)}\n{table}")
 
