@@ -31,11 +31,11 @@ def overlaps_by_engine(config: Any) -> bool:
 
 
 def check_shards(config: Any, ranks: int) -> None:
-    """Raise ValueError unless a rank can hold exactly one of the shards that the model's function depends on."""
-    if config.depends_on_shards and ranks != config.tp_shards:
+    """Raise ValueError unless each rank can hold as many of the shards that the model's function depends on."""
+    if config.depends_on_shards and config.tp_shards % ranks:
         raise ValueError(
-            f"--tensor-parallel-size is {ranks} and must be {config.tp_shards}: what this model computes depends on "
-            f"its {config.tp_shards} logical shards (tp_shards in config.json), and in vLLM a rank holds one."
+            f"--tensor-parallel-size is {ranks} and must divide {config.tp_shards}: what this model computes depends "
+            f"on its {config.tp_shards} logical shards (tp_shards in config.json), and every rank holds as many."
         )
 
 
@@ -62,11 +62,18 @@ def check_windows(config: Any) -> None:
         )
 
 
-def check_features(config: Any, drafts: str | None, quantization: str | None, fully_sharded_loras: bool) -> None:
+def check_features(
+    config: Any, ranks: int, drafts: str | None, quantization: str | None, loras: bool, fully_sharded_loras: bool
+) -> None:
     """Raise ValueError for what would make another model of a rewired one, or was never tried with one.
 
     `drafts` is the method of speculative decoding, None without.
     """
+    if loras and config.depends_on_shards and ranks != config.tp_shards:
+        raise ValueError(
+            f"LoRA adapters need a rank for each of the {config.tp_shards} shards that this model's function depends "
+            f"on: give --tensor-parallel-size {config.tp_shards}, or merge the adapter."
+        )
     if drafts not in (None, *SAFE_DRAFTS):
         raise ValueError(
             f"Speculative decoding by '{drafts}' reads hidden states between layers, which a rewired model does not "

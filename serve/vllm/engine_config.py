@@ -25,8 +25,10 @@ class RewiredEngineConfig(VerifyAndUpdateConfig):
         check_stages(config, [get_pp_indices(config.num_hidden_layers, i, stages)[0] for i in range(1, stages)])
         check_features(
             config,
+            parallel.tensor_parallel_size,
             drafts=vllm_config.speculative_config and vllm_config.speculative_config.method,
             quantization=vllm_config.model_config.quantization,
+            loras=bool(vllm_config.lora_config),
             fully_sharded_loras=bool(vllm_config.lora_config and vllm_config.lora_config.fully_sharded_loras),
         )
         if overlaps(config) and any(module.overlapped for module in config.resolved_wiring.modules):

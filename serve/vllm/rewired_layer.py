@@ -2,7 +2,8 @@
 
 vLLM passes an update and the stream that it belongs to from layer to layer, so that a fused kernel adds and normalises
 them. A module that waits for a whole update reads through that kernel, as in vLLM's own layers; every other read is the
-residual stream's. Activations are [T, H], the tokens of a batch in a row, and a rank holds one shard.
+residual stream's. Activations are [T, H], the tokens of a batch in a row; where shards differ, [held, T, H] of those
+that the rank holds, which is one where there are as many ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
 
 from .checks import ends_dense, overlaps, overlaps_by_engine
+from .held_shards import HeldGain, hold_shards
 from .side_stream import SideStream
 
 
@@ -63,13 +65,15 @@ class RewiredLayer(nn.Module):
         self.family: Family = config.family
         self.wirings = config.resolved_wiring.layers[index]
         self.follows_overlap = index > 0 and config.resolved_wiring.layers[index - 1][1].overlapped
-        self.shards = _shards()
+        self.shards = _shards(config)
         self.overlap = overlaps(config)
         for module, wiring in zip(self.family.modules, self.wirings, strict=True):
-            setattr(self, module.gain, _peek_gain(config, wiring))
+            setattr(self, module.gain, _peek_gain(config, wiring, self.shards.held))
             writer = self._writer(module)
             writer.reduce_results = False  # the stream reduces
-            writer.skip_bias_add = self.shards.ranks > 1  # a bias counts as its part on each rank
+            writer.skip_bias_add = self.shards.total > 1  # a bias counts as its part on each shard
+            if self.shards.held > 1:
+                hold_shards(self.get_submodule(module.path), wiring, self.shards.held)
 
     def forward(
         self,
@@ -99,7 +103,7 @@ class RewiredLayer(nn.Module):
         if wiring.wait and not wiring.reads_shards and update is not None:
             view, settled = norm(update, stream.settled)
             return view, ResidualStream(settled, local=stream.local)
-        view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [1, 1, T, H] where shards differ
+        view, stream = stream.read(wiring, gain, self.shards)  # [T, H], or [held, T, H] where shards differ
         return norm(view.flatten(0, -2)), stream
 
     def _write(
@@ -107,9 +111,10 @@ class RewiredLayer(nn.Module):
     ) -> ResidualStream:
         if wiring.is_rewired or wiring.overlapped:
             output = own(output)
-        if self.shards.ranks > 1 and projection.bias is not None:
-            output = output + projection.bias / self.shards.ranks
-        output = output[None] if wiring.gives_partials else output  # [1, T, H] or [T, H]
+        if self.shards.total > 1 and projection.bias is not None:
+            output = output + projection.bias / (self.shards.total if wiring.gives_partials else self.shards.ranks)
+        if wiring.gives_partials and self.shards.held == 1:
+            output = output[None]  # [held, T, H]
         stream = stream.write(output, wiring, self.shards, self._sum_at_once(wiring, follows_overlap))
         if wiring.sections and ends_dense(wiring):  # quantised, so under way; what reads it next may be vLLM's own norm
             stream = stream.arrived()
@@ -149,11 +154,11 @@ def _passed_on(stream: ResidualStream, wiring: ModuleWiring) -> tuple[torch.Tens
     return stream.settled, stream
 
 
-def _shards() -> Shards:
+def _shards(config: Any) -> Shards:
+    """The logical shards or, where the model's function does not depend on them, one for each rank."""
     group = get_tp_group()
-    if group.world_size == 1:
-        return Shards(1, 1)
-    return Shards(group.world_size, 1, group.device_group.group_name)
+    total = config.tp_shards if config.depends_on_shards else group.world_size
+    return Shards(total, total // group.world_size, group.device_group.group_name if group.world_size > 1 else None)
 
 
 _side_streams: dict[str, SideStream] = {}  # by process group; on a CPU there are none
@@ -180,14 +185,15 @@ def _sum_for_later(output: torch.Tensor) -> torch.Tensor:
     return own(tensor_model_parallel_all_reduce(output))
 
 
-def _peek_gain(config: Any, wiring: ModuleWiring) -> PeekGain | None:
-    """This rank's row of a gain, [1, H]."""
+def _peek_gain(config: Any, wiring: ModuleWiring, held: int) -> HeldGain | None:
+    """This rank's rows of a gain, [held, H]."""
     if not wiring.reads_shards:
         return None
-    gain = PeekGain(1, config.hidden_size, wiring.initial_gain(config.tp_shards))
-    set_weight_attrs(gain.weight, {"weight_loader": _load_row_of_rank})
+    gain = HeldGain(held, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    set_weight_attrs(gain.weight, {"weight_loader": _load_rows_of_rank})
     return gain
 
 
-def _load_row_of_rank(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
-    parameter.data.copy_(loaded[get_tp_group().rank_in_group : get_tp_group().rank_in_group + 1])
+def _load_rows_of_rank(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+    held = parameter.shape[0]
+    parameter.data.copy_(loaded[held * get_tp_group().rank_in_group :][:held])

@@ -26,11 +26,19 @@ def test_only_tested_versions_are_served(version: str, tested: bool) -> None:
     assert is_tested(version) == tested
 
 
-def test_a_rank_holds_one_shard_where_the_function_depends_on_shards() -> None:
+def test_ranks_hold_as_many_shards_where_the_function_depends_on_shards() -> None:
     config = rewired_config(WIRINGS["desync-2x"], tp_shards=4)
-    check_shards(config, 4)
-    with pytest.raises(ValueError, match=r"--tensor-parallel-size is 2 and must be 4: .* its 4 logical shards"):
-        check_shards(config, 2)
+    for ranks in (1, 2, 4):
+        check_shards(config, ranks)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size is 3 and must divide 4: .* its 4 logical shards"):
+        check_shards(config, 3)
+
+
+def test_adapters_need_a_rank_for_each_shard() -> None:
+    config = rewired_config(WIRINGS["desync-2x"], tp_shards=4)
+    check_features(config, **NOTHING | {"ranks": 4, "loras": True})
+    with pytest.raises(ValueError, match=r"^LoRA adapters need a rank for each of the 4 shards .*size 4, or merge"):
+        check_features(config, **NOTHING | {"ranks": 2, "loras": True})
 
 
 @pytest.mark.parametrize("name", ["standard", "parallel", "ladder"])
@@ -71,7 +79,13 @@ def test_a_stage_may_not_begin_with_something_local_or_in_flight(wiring: Any, la
 
 LADDER = rewired_config(WIRINGS["ladder"])
 PEEK = rewired_config(WIRINGS["ladder-peek"])
-NOTHING: dict[str, Any] = {"drafts": None, "quantization": None, "fully_sharded_loras": False}
+NOTHING: dict[str, Any] = {
+    "ranks": 4,
+    "loras": False,
+    "drafts": None,
+    "quantization": None,
+    "fully_sharded_loras": False,
+}
 
 
 @pytest.mark.parametrize("features", [{}, {"drafts": "draft_model"}, {"drafts": "ngram", "fully_sharded_loras": True}])

@@ -1,0 +1,72 @@
+"""Several logical shards on one rank: vLLM's own projections, which read and write shard by shard.
+
+A reader multiplies the views of all held shards with all of the rank's rows, and keeps of each what is that shard's
+own. A writer multiplies the input of one shard at a time, zeros elsewhere. vLLM's kernels run as they are, on as many
+times the tokens as shards are held: good to evaluate a model on fewer GPUs than it was made for, too slow to serve it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+from rewired.model.residual_stream import PeekGain
+from rewired.model.wiring import ModuleWiring
+
+
+def hold_shards(module: nn.Module, wiring: ModuleWiring, held: int) -> None:
+    """Make the projections of an attention or an MLP work shard by shard where its wiring asks for it, in place."""
+    for projection in module.children():
+        if isinstance(projection, ColumnParallelLinear) and wiring.reads_shards:
+            projection.__class__ = _reader(type(projection))
+            projection.held = held
+        if isinstance(projection, RowParallelLinear) and wiring.gives_partials:
+            projection.__class__ = _writer(type(projection))
+            projection.held = held
+
+
+@cache
+def _reader(stock: type) -> type:
+    class ReadsShards(stock):  # type: ignore[misc]
+        held: int
+
+        def forward(self, views: torch.Tensor) -> Any:
+            """[held * T, H] -> [T, out]."""
+            output, bias = super().forward(views)
+            parts = output.unflatten(0, (self.held, -1)).split(self.output_partition_sizes, -1)
+            return torch.cat([_own_blocks(part) for part in parts], -1), bias
+
+    return ReadsShards
+
+
+def _own_blocks(part: torch.Tensor) -> torch.Tensor:
+    """[held, T, n] -> [T, n]: block k of the columns, from view k."""
+    held = part.shape[0]
+    blocks = part.unflatten(-1, (held, -1))  # [held, T, held, n / held]
+    return torch.stack([blocks[shard, :, shard] for shard in range(held)], -2).flatten(-2)
+
+
+@cache
+def _writer(stock: type) -> type:
+    class WritesShards(stock):  # type: ignore[misc]
+        held: int
+
+        def forward(self, hidden_states: torch.Tensor) -> Any:
+            """[T, in] -> [held, T, H]."""
+            blocks = hidden_states.unflatten(-1, (self.held, -1))  # [T, held, in / held]
+            alone = torch.eye(self.held, dtype=blocks.dtype, device=blocks.device)[:, None, :, None] * blocks
+            output, bias = super().forward(alone.flatten(2).flatten(0, 1))
+            return output.unflatten(0, (self.held, -1)), bias
+
+    return WritesShards
+
+
+class HeldGain(PeekGain):
+    """The gains of the shards that this rank holds, [held, H]."""
+
+    def forward(self, settled: torch.Tensor, own_parts: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(settled, own_parts, self.weight[:, None, :])  # [held, T, H]
