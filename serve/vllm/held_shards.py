@@ -22,16 +22,16 @@ def hold_shards(module: nn.Module, wiring: ModuleWiring, held: int) -> None:
     """Make the projections of an attention or an MLP work shard by shard where its wiring asks for it, in place."""
     for projection in module.children():
         if isinstance(projection, ColumnParallelLinear) and wiring.reads_shards:
-            projection.__class__ = _reader(type(projection))
+            projection.__class__ = _reader(type(projection))  # type: ignore[arg-type]
             projection.held = held
         if isinstance(projection, RowParallelLinear) and wiring.gives_partials:
-            projection.__class__ = _writer(type(projection))
+            projection.__class__ = _writer(type(projection))  # type: ignore[arg-type]
             projection.held = held
 
 
 @cache
 def _reader(stock: type) -> type:
-    class ReadsShards(stock):  # type: ignore[misc]
+    class ReadsShards(stock):
         held: int
 
         def forward(self, views: torch.Tensor) -> Any:
@@ -52,7 +52,7 @@ def _own_blocks(part: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _writer(stock: type) -> type:
-    class WritesShards(stock):  # type: ignore[misc]
+    class WritesShards(stock):
         held: int
 
         def forward(self, hidden_states: torch.Tensor) -> Any:
