@@ -103,7 +103,9 @@ def test_the_same_call_gives_the_same_bytes(
 ) -> None:
     """The card's, too: how long it took is printed only."""
     again = convert(dense, tmp_path / "model", request_of)
-    assert snapshot(again.out) == snapshot(refitted.out)
+    found, expected = snapshot(again.out), snapshot(refitted.out)
+    own_path = (str(refitted.out).encode(), str(again.out).encode())  # by which a card says how to load its model
+    assert found == expected | {"README.md": expected["README.md"].replace(*own_path)}
     assert "That took" in again.plan.notes[-1]
 
 

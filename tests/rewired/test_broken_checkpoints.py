@@ -35,7 +35,7 @@ def by_generate(folder: Path) -> None:
 
 
 def by_evaluate(folder: Path) -> None:
-    check_together([open_model(str(folder))], 1)
+    check_together([open_model(str(folder), folder.name)], 1)
 
 
 def by_bench(folder: Path) -> None:

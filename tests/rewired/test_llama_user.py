@@ -218,5 +218,5 @@ def test_stock_llama_weights_are_all_there_and_nothing_else_without_peek() -> No
 
 def test_an_engine_s_transformers_backend_is_refused_with_the_name_of_our_plugin() -> None:
     """vLLM asks this before it splits a model by transformers' plan alone, which would lose the wiring."""
-    with pytest.raises(ValueError, match=r"pip install 'rewired\[vllm\]' brings a plugin"):
+    with pytest.raises(ValueError, match="its extra 'vllm', which brings a plugin"):
         RewiredLlamaForCausalLM.is_backend_compatible()
