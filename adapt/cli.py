@@ -101,7 +101,7 @@ def _adapt(
             from rewired.checkpoint import provenance
             from rewired.checkpoint.checkpoint import Checkpoint
 
-            names_original = provenance.original_of(Checkpoint.open(model).config) is not None
+            names_original = provenance.original(provenance.base_of(Checkpoint.open(model).config)) is not None
             command = ["evaluate", *([] if names_original else ["ORIGINAL"]), str(model)]
             print(f"{model} is trained. To compare it with the original: {shlex.join(command)}")
 

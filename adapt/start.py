@@ -49,7 +49,7 @@ class Start:
     @property
     def name(self) -> str | None:
         """The name of the original, of a folder the last part; None if it is not recorded."""
-        original = provenance.original_of({RECORD: {"base": self.base}})
+        original = provenance.original(self.base)
         return Path(original).name if original and Path(original).is_absolute() else original
 
     @property

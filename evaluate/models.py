@@ -61,9 +61,8 @@ def original_of(given: str) -> str | None:
     Raises ValueError where the model cannot be opened, or its original is not what it was.
     """
     folder = checkpoint_folder(base_and_adapter(given)[0])
-    config = Checkpoint.open(folder).config
-    base = provenance.base_of(config)
-    return provenance.find_name(base, folder) if base and provenance.original_of(config) else None
+    base = provenance.base_of(Checkpoint.open(folder).config)
+    return provenance.find_name(base, folder) if base and provenance.original(base) else None
 
 
 def open_model(given: str, name: str) -> Model:

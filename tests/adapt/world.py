@@ -21,8 +21,8 @@ from rewired.adapt.data import corpus
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
+from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.provenance import original_of
 from rewired.convert import Request, convert
 from tests.evaluate.world import make_dense, tokenizer
 
@@ -49,7 +49,7 @@ def make_rewired(dense: Path, folder: Path, wiring: list[dict[str, Any]], **opti
 
 def original(made: Path) -> str | None:
     """The original that a trained model names."""
-    return original_of(Checkpoint.open(made).config)
+    return provenance.original(provenance.base_of(Checkpoint.open(made).config))
 
 
 def conversations(count: int = 40) -> list[dict[str, Any]]:

@@ -24,9 +24,8 @@ def base_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((config[name]["base"] for name in _FITTED_OR_TRAINED if name in config), None)
 
 
-def original_of(config: Mapping[str, Any]) -> str | None:
-    """The path or the id of the original that `base_of` is, None where there is none or it is a rewired model."""
-    base = base_of(config)
+def original(base: Mapping[str, Any] | None) -> str | None:
+    """The path or the id of the original that a base is, None where there is none or it is a rewired model."""
     return None if base is None or _IS_REWIRED in base else str(base["name"])
 
 
