@@ -19,7 +19,7 @@ from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.ranks import run_on_ranks
 from rewired.rotate.original import as_made
 from tests.evaluate.world import tokenizer
-from tests.families.test_families import TOKENS, config_of, forward_and_backward, randomised
+from tests.families.test_families import TOKENS, config_of, forward_and_backward, gains_of, randomised
 from tests.rewired.reference import reference_logits
 
 from .checkpoints import edit_json, edit_tensors, run, snapshot
@@ -88,14 +88,8 @@ def test_as_many_ranks_are_one_process_and_the_reference(
         weights[name] = (
             tensor if heads is None else torch.cat([heads[[0]], heads[[0]], heads[[1]], heads[[1]]]).flatten(0, 1)
         )
-    gains = {
-        (index, which): getattr(layer, module.gain).weight.detach()
-        for index, layer in enumerate(model.model.layers)
-        for module, which in zip(model.family.modules, ("attn", "mlp"), strict=True)
-        if getattr(layer, module.gain) is not None
-    }
     with torch.no_grad():
-        reference = reference_logits(weights, model.config, wiring, RANKS, TOKENS, gains)
+        reference = reference_logits(weights, model.config, wiring, RANKS, TOKENS, gains_of(model))
     torch.testing.assert_close(logits(folder), reference, rtol=1e-4, atol=1e-4)
 
 

@@ -115,14 +115,8 @@ def test_wired_standard_it_is_the_stock_model_bit_for_bit(name: str) -> None:
 def test_any_other_wiring_is_what_the_reference_computes(name: str, wiring: list[dict[str, Any]]) -> None:
     model = rewired(name, wiring, 3)
     weights = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith("_gain.weight")}
-    gains = {
-        (index, which): getattr(layer, module.gain).weight.detach()
-        for index, layer in enumerate(model.model.layers)
-        for module, which in zip(model.family.modules, ("attn", "mlp"), strict=True)
-        if getattr(layer, module.gain) is not None
-    }
     with torch.no_grad():
-        expected = reference_logits(weights, model.config, wiring, 3, TOKENS, gains)
+        expected = reference_logits(weights, model.config, wiring, 3, TOKENS, gains_of(model))
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -140,6 +134,16 @@ def test_compiled_it_computes_the_same_forward_and_backward(name: str) -> None:
     torch.testing.assert_close(found.logits, expected.logits)
     for (parameter_name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6, msg=parameter_name)
+
+
+def gains_of(model: Any) -> dict[tuple[int, str], torch.Tensor]:
+    """As the reference takes them."""
+    return {
+        (index, which): getattr(layer, module.gain).weight.detach()
+        for index, layer in enumerate(model.model.layers)
+        for module, which in zip(model.family.modules, ("attn", "mlp"), strict=True)
+        if getattr(layer, module.gain) is not None
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
