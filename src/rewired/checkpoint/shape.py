@@ -128,9 +128,7 @@ class Shape:
 
     def for_shards(self, tp_shards: int) -> Shape:
         """This shape, with each KV head repeated where that lets `tp_shards` shards share them out, else as it is."""
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        fits = type(tp_shards) is int and tp_shards > kv_heads and tp_shards % kv_heads == heads % tp_shards == 0
-        return replace(self, num_key_value_heads=tp_shards) if fits else self
+        return replace(self, num_key_value_heads=self.family.kv_heads_for(self, tp_shards))
 
     def check_shards(self, tp_shards: int, name: str = "tp_shards") -> None:
         """Raises ValueError naming the size that `tp_shards`, which the user knows as `name`, does not divide."""

@@ -139,9 +139,18 @@ class Family:
             raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
         for size_name, size in self.divisible(config).items():
             if size % shards:
-                copies = size_name == KV_HEADS[0] and shards % size == config.num_attention_heads % shards == 0
+                copies = size_name == KV_HEADS[0] and self.kv_heads_for(config, shards) > size
                 way = f", or copy KV heads: `convert SOURCE --tp-shards {shards}`" if copies else ""
                 raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does{way}.")
+
+    def kv_heads_for(self, config: Any, shards: int) -> int:
+        """How many KV heads a model for so many shards has: more than `config`, where copies of each let them share."""
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        return (
+            shards
+            if type(shards) is int and shards > kv_heads and shards % kv_heads == heads % shards == 0
+            else kv_heads
+        )
 
     def check_ranks(self, config: Any, ranks: int, tp_shards: int | None) -> None:
         """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model.
