@@ -17,6 +17,7 @@ from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
 from rewired.cli import Command, new_app, report_errors
+from rewired.measured_kl import smollm2_kl
 from rewired.progress import Bars
 from rewired.quantities import count
 from rewired.rotate.request import RECORD
@@ -250,10 +251,7 @@ def _push(folder: Path, repo: str) -> str:
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:
     notes = [*done.plan.notes, *([done.plan.cost.note()] if dry_run and done.plan.cost else [])]
     if done.plan.is_damaged:
-        notes.append(
-            "The weights do not fit this wiring yet, and the model is damaged. To mend it, run convert with --refit "
-            f"too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}."
-        )
+        notes.append(_note_on_damage(done))
     if as_json:
         report = {"out": str(done.out), "written": not dry_run, "pushed_to": address}
         print(json.dumps(report | done.plan.table.to_json() | {"notes": notes}, indent=2))
@@ -263,3 +261,18 @@ def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: s
     print_table(f"would write {done.out}" if dry_run else f"wrote {done.out}", done.plan.table, notes)
     if address:
         print(f"pushed to {address}")
+
+
+def _note_on_damage(done: Conversion) -> str:
+    known = smollm2_kl(done.plan.wiring)
+    figures = ""
+    if known and known.converted and known.fitted:
+        how = "interpolated" if known.is_interpolated else "measured"
+        figures = (
+            f" (on SmolLM2, {known.share:.0%} of the layers, {how}: KL {known.converted:.2g} nats a token now, "
+            f"{known.fitted:.2g} after --refit)"
+        )
+    return (
+        f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, run convert with "
+        f"--refit too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}."
+    )
