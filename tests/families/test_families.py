@@ -66,9 +66,9 @@ def config_of(name: str, kind: str = "stock", **changes: Any) -> Any:
     return of_kind(**(SIZES | CONFIGS[name] | changes))
 
 
-def rewired(name: str, wiring: list[dict[str, Any]], tp_shards: int) -> Any:
+def rewired(name: str, wiring: list[dict[str, Any]], tp_shards: int, **changes: Any) -> Any:
     """A rewired model with random weights, norms and biases too."""
-    config = config_of(name, "rewired", wiring=wiring, tp_shards=tp_shards)
+    config = config_of(name, "rewired", wiring=wiring, tp_shards=tp_shards, **changes)
     torch.manual_seed(0)
     return randomised(classes(config.family, "ForCausalLM")(config)).eval()
 
@@ -120,6 +120,19 @@ def test_any_other_wiring_is_what_the_reference_computes(name: str, wiring: list
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "attention", ["eager", pytest.param("flex_attention", marks=[pytest.mark.slow, pytest.mark.xdist_group("flex")])]
+)
+@each_config
+def test_attention_implementations_agree(name: str, attention: str) -> None:
+    """Windows included, on layers that have one."""
+    model = rewired(name, MIXED, 3, head_dim=16)  # flex attention wants as many, and has no backward on a CPU
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        model.set_attn_implementation(attention)
+        torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
+
+
 @each_config
 def test_compiled_it_computes_the_same_forward_and_backward(name: str) -> None:
     """As one graph."""
@@ -146,11 +159,12 @@ def gains_of(model: Any) -> dict[tuple[int, str], torch.Tensor]:
     }
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_are_one_process_forward_and_backward(dense: Path, tmp_path: Path, ranks: int) -> None:
+def test_ranks_are_one_process_forward_and_backward(dense: Path, tmp_path: Path, ranks: int, compiled: bool) -> None:
     folder = convert(dense, tmp_path / "mixed", Request(MIXED, tp_shards=6)).out
     expected, expected_gradients = forward_and_backward(folder, 1)
-    for found, gradients in run_on_ranks(forward_and_backward, ranks, folder, ranks):
+    for found, gradients in run_on_ranks(forward_and_backward, ranks, folder, ranks, compiled):
         torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
         assert gradients.keys() == expected_gradients.keys()
         for name, gradient in gradients.items():

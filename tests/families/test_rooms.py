@@ -24,7 +24,7 @@ from rewired.families import FAMILIES, stock
 from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.serve.generate import Prompt, generate
 from tests.adapt.world import CHATML, conversations, train, write_rows
-from tests.evaluate.world import tokenizer
+from tests.evaluate.world import make_rows, tokenizer
 
 from .test_families import MIXED, TOKENS, config_of, randomised
 
@@ -72,8 +72,12 @@ def test_it_is_trained(dense: Path, tmp_path: Path, training: str) -> None:
 def test_it_is_evaluated(dense: Path, mixed: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The river runs over stones to the sea. " * 40)
     standard = convert(dense, tmp_path / "standard", Request([{"layers": "0-", "preset": "standard"}])).out
-    request = EvaluateRequest(str(dense), [str(mixed), str(standard)], texts=[tmp_path / "text.txt"], text_tokens=512)
-    [of_text] = evaluate(request, Runner("cpu", batch_size="2"), tmp_path / "report").divergences.values()
+    tasks: dict[str, Any] = {"tasks": ("piqa", "gsm8k_cot"), "data": make_rows(tmp_path / "rows", count=6)}
+    texts = {"texts": [tmp_path / "text.txt"], "text_tokens": 512}
+    request = EvaluateRequest(str(dense), [str(mixed), str(standard)], **tasks, **texts)
+    results = evaluate(request, Runner("cpu", batch_size="2"), tmp_path / "report")
+    assert [task.scores["standard"] for task in results.tasks] == [task.scores[dense.name] for task in results.tasks]
+    [of_text] = results.divergences.values()
     assert of_text["mixed"].kl > 0.01 > 1e-6 > abs(of_text["standard"].kl)
 
 

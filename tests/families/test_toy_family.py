@@ -137,11 +137,12 @@ def test_two_ranks_are_one_process_forward_and_backward(dense: Path, tmp_path: P
             torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def forward_and_backward(folder: Path, ranks: int) -> tuple[Any, dict[str, Any]]:
+def forward_and_backward(folder: Path, ranks: int, compiled: bool = False) -> tuple[Any, dict[str, Any]]:
     """Logits, and whole gradients; those of the norms on heads are summed once, not once more by a stock plan."""
     split = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **split).train()
-    outputs = model(TOKENS, labels=TOKENS)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    outputs = run(TOKENS, labels=TOKENS)
     outputs.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     whole = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in gradients.items()}

@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
 from rewired.evaluate.evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
-from tests.evaluate.world import make_dense, make_rewired, make_rows
+from rewired.evaluate.results import Results
+from rewired.families import FAMILIES, stock
+from tests.evaluate.world import LADDER, make_dense, make_rewired, make_rows, tokenizer
+from tests.evaluate.world import SIZES as SMALL
 
 from .engine import environment
 from .models import SIZES
 
 TASKS = ("piqa", "lambada_openai", "gsm8k_cot")
+ENGINES = ("transformers", "vllm")
+WIDE = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
 PEEKING = [{"layers": "1-4", "preset": "ladder", "peek": True}]  # another function on another number of ranks
 
 
@@ -28,8 +35,7 @@ PEEKING = [{"layers": "1-4", "preset": "ladder", "peek": True}]  # another funct
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """dense, and made from it peeking, with heads that vLLM's attention on a CPU takes."""
     folder = tmp_path_factory.mktemp("world")
-    wide = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
-    make_rewired(make_dense(folder / "dense", **wide), folder / "peeking", PEEKING)
+    make_rewired(make_dense(folder / "dense", **WIDE), folder / "peeking", PEEKING)
     make_rows(folder / "rows", count=6)
     return folder
 
@@ -48,19 +54,42 @@ def request(world: Path, **changes: Any) -> EvaluateRequest:
 
 
 def test_two_ranks_of_vllm_answer_as_transformers_does(world: Path, tmp_path: Path) -> None:
-    """Scores, log-likelihoods and generated words of each item; divergences, in transformers, have one engine."""
+    """Divergences, in transformers, have one engine."""
     transformers = evaluate(request(world), Runner("cpu"), tmp_path / "transformers")
     vllm = evaluate(request(world, texts=()), Runner("cpu", ranks=2, engine="vllm"), tmp_path / "vllm")
+    assert_equal_answers(transformers, vllm, tmp_path)
+    assert transformers.settings["answers"]["engine"] == "transformers"
+    assert vllm.settings["answers"]["versions"]["vllm"].startswith("0.32")
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen3"])
+def test_every_family_answers_as_in_transformers(model_type: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = stock(FAMILIES[model_type], "Config")(**SMALL | WIDE)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "dense")
+    tokenizer().save_pretrained(tmp_path / "dense")
+    make_rewired(tmp_path / "dense", tmp_path / "ladder", LADDER)
+    asked = EvaluateRequest(
+        str(tmp_path / "dense"),
+        [str(tmp_path / "ladder")],
+        tasks=("piqa", "gsm8k_cot"),
+        data=make_rows(tmp_path / "rows", count=6),
+        texts=(),
+    )
+    found = {engine: evaluate(asked, Runner("cpu", engine=engine), tmp_path / engine) for engine in ENGINES}
+    assert_equal_answers(*found.values(), tmp_path)
+
+
+def assert_equal_answers(transformers: Results, vllm: Results, folder: Path) -> None:
+    """Scores, log-likelihoods and generated words of each item, of two reports in `folder`."""
     for expected, found in zip(transformers.tasks, vllm.tasks, strict=True):
-        assert found.scores.keys() == {"dense", "peeking"}
+        assert found.scores.keys() == expected.scores.keys() and len(found.scores) == 2
         for name, score in found.scores.items():
             assert score.value == pytest.approx(expected.scores[name].value, rel=1e-3), (found.title, name)
-            items = [samples(tmp_path / engine, name, found.title) for engine in ("transformers", "vllm")]
+            items = [samples(folder / engine, name, found.title) for engine in ENGINES]
             for one, other in zip(*items, strict=True):
                 assert one["id"] == other["id"]
                 assert responses(one) == [pytest.approx(each, abs=1e-3) for each in responses(other)]
-    assert transformers.settings["answers"]["engine"] == "transformers"
-    assert vllm.settings["answers"]["versions"]["vllm"].startswith("0.32")
 
 
 def samples(folder: Path, model: str, title: str) -> list[dict[str, Any]]:
