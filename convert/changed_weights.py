@@ -1,4 +1,4 @@
-"""Checks of weights that are no longer the original's: trained, refitted, or with gains of their present wiring."""
+"""Checks of weights that are not the original's: trained, refitted, quantised, with gains of their present wiring."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from itertools import compress
 from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint.quantised import check_groups, schemes
 from rewired.model.family import Family
 from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.refit.request import RefitRequest
+
+from .request import Request
 
 
 def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
@@ -61,6 +64,21 @@ def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refi
             f"{_base(record)}."
         )
     return True
+
+
+def check_quantised(checkpoint: Checkpoint, request: Request, copies: int, tp_shards: int, wiring: Wiring) -> None:
+    """Raise ValueError where quantised weights would have to change, or shards to cut what shares a scale."""
+    asked = {"--refit": request.refit, "--rotate": request.rotate, "--dtype": request.dtype}
+    changes = [option for option, value in asked.items() if value] + ["--tp-shards (KV heads copied)"] * (copies > 1)
+    if changes:
+        raise ValueError(
+            f"{changes[0]} changes weights, and those of this checkpoint are quantised "
+            f"({'; '.join(schemes(checkpoint.config))}): convert the original so, and quantise the result."
+        )
+    if wiring.depends_on_shards:
+        shape = checkpoint.shape
+        writers = {module.writer.name: shape.size(module.writer.width) for module in shape.family.modules}
+        check_groups(checkpoint.config, writers, tp_shards)
 
 
 def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring, tp_shards: int) -> None:

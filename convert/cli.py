@@ -16,6 +16,7 @@ import typer
 from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
+from rewired.checkpoint.quantised import schemes
 from rewired.cli import Command, new_app, report_errors
 from rewired.measured_kl import smollm2_kl
 from rewired.progress import Bars
@@ -212,6 +213,8 @@ def _info(
             copies = copies_in(checkpoint)
             if copies > 1:
                 shards.append(note_on_copies(checkpoint.shape, copies, table.tp_shards))
+            if checkpoint.is_quantised:
+                shards.append(f"The weights are quantised: {'; '.join(schemes(checkpoint.config))}.")
             notes = [*shards, *notes_on_rotation(checkpoint.config.get(RECORD)), *notes_on_making(checkpoint.config)]
             print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
 
@@ -272,7 +275,7 @@ def _note_on_damage(done: Conversion) -> str:
             f" (on SmolLM2, {known.share:.0%} of the layers, {how}: KL {known.converted:.2g} nats a token now, "
             f"{known.fitted:.2g} after --refit)"
         )
-    return (
-        f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, run convert with "
-        f"--refit too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}."
-    )
+    way = f"run convert with --refit too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}"
+    if done.plan.is_quantised:
+        way = "convert the original with --refit, or train it, and quantise the result"
+    return f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, {way}."

@@ -139,7 +139,7 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo
     tokenizer that takes code of its own.
     """
     check_needs_no_code(checkpoint.folder)
-    tensors = checkpoint.tensors()
+    tensors = checkpoint.tensors(may_be_quantised=True)
     gains = checkpoint.gains(tensors)
     check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
     if plan.rotation:

@@ -7,13 +7,14 @@ from typing import Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies, with_copies
+from rewired.checkpoint.quantised import schemes
 from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .changed_weights import check_weights
+from .changed_weights import check_quantised, check_weights
 from .request import Request
 from .rotation import plan_rotation
 from .traffic import LayerTable, notes_on_ranks
@@ -29,6 +30,7 @@ class Plan:
     notes: list[str]
     by_ranks: list[str]  # what each of usual numbers of ranks sends, for users
     is_damaged: bool  # whether modules newly miss something, and nothing is fitted to that
+    is_quantised: bool = False
     kv_copies: int = 1  # how often each KV head of the source is written
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
@@ -47,9 +49,13 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     if request.to_stock and wiring.rewired_regions:
         raise ValueError("--to-stock writes a dense model, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = checkpoint.shards(request.tp_shards)
+    if checkpoint.is_quantised:
+        check_quantised(checkpoint, request, copies, tp_shards, wiring)
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [note_on_shards(wiring, tp_shards, _why(checkpoint, request))], None
+    if checkpoint.is_quantised:
+        notes.append(f"The weights stay as they are: {'; '.join(schemes(checkpoint.config))}.")
     if copies > 1:
         notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
@@ -63,7 +69,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
     is_new = not cost and wiring.modules != checkpoint.wiring.modules
     is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
-    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, copies, cost, rotation)
+    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation)
 
 
 def _copies(checkpoint: Checkpoint, request: Request) -> int:

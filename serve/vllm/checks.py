@@ -79,8 +79,11 @@ def check_features(
             f"Speculative decoding by '{drafts}' reads hidden states between layers, which a rewired model does not "
             f"have: use a draft model of its own, or one of {', '.join(SAFE_DRAFTS[1:])}."
         )
-    if quantization is not None:
-        raise ValueError(f"Rewired models are not served quantised yet: leave out {quantization}.")
+    if quantization is not None and getattr(config, "quantization_config", None) is None:
+        raise ValueError(
+            f"Rewired models are not quantised while they load: leave out {quantization}, and quantise the checkpoint "
+            "first (docs/quantise.md)."
+        )
     if fully_sharded_loras and config.depends_on_shards:
         raise ValueError(
             "Fully sharded LoRA adapters give other partial sums than the ranks' own, and what this model computes "

@@ -15,6 +15,7 @@ from torch import nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from rewired.model.residual_stream import PeekGain
+from rewired.model.sharding import one_shard_at_a_time, own_rows
 from rewired.model.wiring import ModuleWiring
 
 
@@ -38,16 +39,9 @@ def _reader(stock: type) -> type:
             """[held * T, H] -> [T, out]."""
             output, bias = super().forward(views)
             parts = output.unflatten(0, (self.held, -1)).split(self.output_partition_sizes, -1)
-            return torch.cat([_own_blocks(part) for part in parts], -1), bias
+            return torch.cat([own_rows(part) for part in parts], -1), bias
 
     return ReadsShards
-
-
-def _own_blocks(part: torch.Tensor) -> torch.Tensor:
-    """[held, T, n] -> [T, n]: block k of the columns, from view k."""
-    held = part.shape[0]
-    blocks = part.unflatten(-1, (held, -1))  # [held, T, held, n / held]
-    return torch.stack([blocks[shard, :, shard] for shard in range(held)], -2).flatten(-2)
 
 
 @cache
@@ -57,9 +51,7 @@ def _writer(stock: type) -> type:
 
         def forward(self, hidden_states: torch.Tensor) -> Any:
             """[T, in] -> [held, T, H]."""
-            blocks = hidden_states.unflatten(-1, (self.held, -1))  # [T, held, in / held]
-            alone = torch.eye(self.held, dtype=blocks.dtype, device=blocks.device)[:, None, :, None] * blocks
-            output, bias = super().forward(alone.flatten(2).flatten(0, 1))
+            output, bias = super().forward(one_shard_at_a_time(hidden_states, self.held).flatten(0, 1))
             return output.unflatten(0, (self.held, -1)), bias
 
     return WritesShards

@@ -88,7 +88,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         "source holds a PEFT adapter of org/base, and no model: merge it into its base first",
     ),
     "an adapter beside its base": (name_base, "source holds a PEFT adapter of org/base beside its weights"),
-    "quantised": (lambda f: edit_json(f / "config.json", quantization_config={"bits": 4}), "is quantised"),
+    "quantised": (lambda f: edit_json(f / "config.json", quantization_config={"bits": 4}), "quantised by None"),
     "pickle only": (only_pickle, "pickled weights (pytorch_model.bin)"),
     "other weights": (
         lambda f: edit_json(f / "config.json", transformers_weights="other.safetensors"),

@@ -97,13 +97,18 @@ def test_features_that_change_nothing_are_taken(features: dict[str, Any]) -> Non
     ("features", "sentence"),
     [
         ({"drafts": "eagle3"}, "Speculative decoding by 'eagle3' reads hidden states between layers"),
-        ({"quantization": "fp8"}, "Rewired models are not served quantised yet: leave out fp8"),
+        ({"quantization": "fp8"}, "Rewired models are not quantised while they load: leave out fp8"),
         ({"fully_sharded_loras": True}, "Fully sharded LoRA adapters give other partial sums than the ranks' own"),
     ],
 )
 def test_other_features_are_refused(features: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         check_features(PEEK, **(NOTHING | features))
+
+
+def test_a_quantised_checkpoint_is_taken() -> None:
+    quantised = rewired_config(WIRINGS["ladder-peek"], quantization_config={"quant_method": "compressed-tensors"})
+    check_features(quantised, **(NOTHING | {"quantization": "compressed-tensors"}))
 
 
 def test_overlap_is_on_unless_the_config_turns_it_off() -> None:

@@ -14,6 +14,7 @@ from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
+from .quantised import ENTRY, check_method, is_part, knows_method, missing, schemes
 from .records import check_records, check_rope, check_tokens, check_windows
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
@@ -47,11 +48,16 @@ class Checkpoint:
         if shape.family.has_windows:
             check_windows(config, shape.num_hidden_layers)
         check_records(config)
+        check_method(config)
         return cls(folder, config, shape, wiring)
 
     @property
     def is_rewired(self) -> bool:
         return bool(self.config["model_type"] != self.shape.family.model_type)
+
+    @property
+    def is_quantised(self) -> bool:
+        return bool(self.config.get(ENTRY))
 
     @property
     def tp_shards(self) -> int | None:
@@ -98,8 +104,16 @@ class Checkpoint:
             )
         raise ValueError(f"{self.folder} holds no weights: neither {SINGLE} nor {INDEX} is there.")
 
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Every tensor of every file. Raises ValueError unless all that the config implies is there, once."""
+    def tensors(self, may_be_quantised: bool = False) -> dict[str, TensorInfo]:
+        """Every tensor of every file.
+
+        Raises ValueError unless all that the config implies is there, once, and in as many bits as is asked for.
+        """
+        if self.is_quantised and not may_be_quantised:
+            raise ValueError(
+                f"{self.folder} holds quantised weights ({'; '.join(schemes(self.config))}), and this needs the "
+                "original's: refit, rotate and train those, and quantise the result."
+            )
         tensors: dict[str, TensorInfo] = {}
         for path in self.weight_files():
             for name, info in read_header(path).items():
@@ -130,6 +144,10 @@ class Checkpoint:
 
     def _check_shapes(self, tensors: Mapping[str, TensorInfo]) -> None:
         for name, shape in self.shape.tensors().items():
+            if self.is_quantised and len(shape) == 2:
+                if lacks := missing(name, shape, tensors, self.config[ENTRY]["quant_method"]):
+                    raise ValueError(f"{self.folder} lacks the tensor '{lacks}', which its quantised weights need.")
+                continue
             if name not in tensors:
                 raise ValueError(f"{self.folder} lacks the tensor '{name}', which its config.json implies.")
             if tensors[name].shape != shape:
@@ -155,14 +173,15 @@ class Checkpoint:
         """Those of `tensors` that no model of this config reads."""
         family = self.shape.family
         known = {*self.shape.tensors(), *gain_names(family, self.wiring), f"{family.head}.weight"}
-        return [name for name in tensors if name not in known and not name.endswith(_IGNORED)]
+        ours = (name for name in tensors if name not in known and not name.endswith(_IGNORED))
+        return [name for name in ours if not (self.is_quantised and is_part(name))]
 
 
 def check_loadable(folder: Path) -> None:
     """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run, and
     where it generates until a token that cannot be.
 
-    Transformers alone judges those of other families, and quantised ones.
+    Transformers alone judges those of other families, and stock ones quantised in a way that is not known here.
     """
     config = read_json(folder / "config.json")
     family = family_of(config.get("model_type"))
@@ -171,8 +190,8 @@ def check_loadable(folder: Path) -> None:
             f"{folder} has a wiring in its config.json but says model_type {family.model_type}, so it would run as a "
             f"dense {family.name} and ignore it: its model_type must be {family.rewired_type}."
         )
-    if family and not config.get("quantization_config"):
-        Checkpoint.open(folder).tensors()
+    if family and (knows_method(config) or config["model_type"] == family.rewired_type):
+        Checkpoint.open(folder).tensors(may_be_quantised=True)
     if (folder / GENERATION).is_file():
         check_tokens(read_json(folder / GENERATION), GENERATION)
 

@@ -48,7 +48,7 @@ class Shape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Shape:
-        """Raises ValueError for another kind of model, a quantised one, or sizes that are missing or no numbers."""
+        """Raises ValueError for another kind of model, or sizes that are missing or no numbers."""
         family = family_in(config)
         hidden_size, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
         return cls(
@@ -158,10 +158,6 @@ def family_in(config: Mapping[str, Any]) -> Family:
         raise ValueError(
             f"This is not a language model: its config.json says architectures {json.dumps(architectures)}, and only "
             f"{family.architecture} converts, not a model of rewards, classes or embeddings."
-        )
-    if config.get("quantization_config"):
-        raise ValueError(
-            "This checkpoint is quantised (its config.json has a quantization_config): convert the original."
         )
     return family
 

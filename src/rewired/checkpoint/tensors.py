@@ -21,7 +21,7 @@ def read_tensor(path: Path, name: str) -> Any:
 
 def check_weights(checkpoint: Checkpoint) -> None:
     """Read all weights. Raises ValueError where they are not whole, and where one is no finite number."""
-    for name, info in checkpoint.tensors().items():
+    for name, info in checkpoint.tensors(may_be_quantised=True).items():
         check_finite(name, read_tensor(checkpoint.folder / info.file, name))
 
 

@@ -4,6 +4,9 @@ Shard k owns the k-th block of rows of a column-parallel projection, which reads
 columns of a row-parallel one, which writes to it. One batched matmul multiplies every shard's view with its own block,
 so the work is that of the plain projection. Under tensor parallelism a rank holds the weights of its own shards only,
 and runs the same code on those.
+
+A projection that is more than a matmul, such as a quantised one or one that is watched, is called as it is: once for
+each shard, with that shard's view or its part of the input. That is what a rank would compute, at r times the work.
 """
 
 from __future__ import annotations
@@ -75,8 +78,9 @@ class OnShards:
             return partial(column_parallel, attribute, self.shards if self.reads_shards else self.shards.as_one())
         if name == self.writer and self.gives_partials:
             return partial(row_parallel, attribute, self.shards)
-        if name == self.writer and is_split:
-            return lambda hidden_states: row_parallel(attribute, self.shards.as_one(), hidden_states)[0]
+        if name == self.writer:
+            shards = self.shards.as_one() if is_split else self.shards
+            return lambda hidden_states: row_parallel(attribute, shards, hidden_states).sum(0)
         return attribute
 
 
@@ -87,7 +91,7 @@ def pack_shards(views: torch.Tensor) -> torch.Tensor:
 
 def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
     """Every held shard's view times its own rows: [B, T, r * H] -> [B, T, out], `out` that of the held shards."""
-    if not is_plain_linear(projection):
+    if hasattr(projection, "base_layer"):
         return _with_adapters(
             projection,
             column_parallel(projection.base_layer, shards, packed),
@@ -95,6 +99,8 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
             lambda a, x: linear(x.unflatten(-1, (shards.held, -1)), _parameters(a)[0]).flatten(-2),
             lambda b, low_rank: column_parallel(b, shards, low_rank),
         )
+    if not is_plain_linear(projection):
+        return own_rows(_called_on_each(projection, packed.unflatten(-1, (shards.held, -1)).movedim(-2, 0)))
     weight, bias = _parameters(projection)
     if shards.held == 1:
         return linear(packed, weight, bias)
@@ -105,7 +111,7 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
 
 def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
     """Every held shard's partial sum: [B, T, in] -> [r, B, T, H]. A bias counts as its part on each shard."""
-    if not is_plain_linear(projection):
+    if hasattr(projection, "base_layer"):
         return _with_adapters(
             projection,
             row_parallel(projection.base_layer, shards, hidden_states),
@@ -113,12 +119,34 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
             lambda a, x: row_parallel(a, shards, x),
             lambda b, low_rank: linear(low_rank, *_parameters(b, parts=shards.total)),
         )
+    if not is_plain_linear(projection):
+        partials = _called_on_each(projection, one_shard_at_a_time(hidden_states, shards.held))
+        bias = getattr(projection, "bias", None)
+        return partials if bias is None else partials - bias * (1 - 1 / shards.total)
     weight, bias = _parameters(projection, parts=shards.total)
     if shards.held == 1:
         return linear(hidden_states, weight, bias)[None]
     inputs = hidden_states.unflatten(-1, (shards.held, -1))  # [B, T, r, in / r]
     partials = torch.einsum("btri,hri->rbth", inputs, weight.unflatten(1, (shards.held, -1)))
     return partials if bias is None else partials + bias
+
+
+def _called_on_each(projection: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """[r, B, T, in] -> [r, B, T, out]. Stock modules see batches of sequences, and may scale activations by token."""
+    return projection(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+
+
+def own_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """What all rows make of every shard's view, [r, ..., out] -> what each shard's own make of its view, [..., out]."""
+    blocks = outputs.unflatten(-1, (outputs.shape[0], -1))  # [r, ..., r, out / r]
+    return blocks.diagonal(dim1=0, dim2=-2).transpose(-1, -2).flatten(-2)
+
+
+def one_shard_at_a_time(inputs: torch.Tensor, held: int) -> torch.Tensor:
+    """[..., in] -> [r, ..., in]: of copy k, only the part of shard k is not zero."""
+    blocks = inputs.unflatten(-1, (held, -1))  # [..., r, in / r]
+    alone = torch.eye(held, dtype=inputs.dtype, device=inputs.device)  # [r, r]
+    return torch.stack([blocks * row[:, None] for row in alone]).flatten(-2)
 
 
 def on_this_rank(parameter: Any) -> Any:
@@ -138,7 +166,9 @@ def _parameters(projection: Any, parts: int = 1) -> tuple[torch.Tensor, torch.Te
 
 
 def is_plain_linear(projection: Any) -> bool:
-    return type(projection) is nn.Linear
+    """Whether it is a matmul and no more: neither quantised (by compressed-tensors, in place) nor watched by hooks."""
+    is_more = projection._forward_pre_hooks or projection._forward_hooks or hasattr(projection, "quantization_scheme")
+    return type(projection) is nn.Linear and not is_more
 
 
 def _with_adapters(
@@ -167,9 +197,8 @@ def _adapters(projection: Any, inputs: torch.Tensor) -> Iterator[tuple[str, torc
     names = (by_row or projection.active_adapters) if is_lora else ()
     if not is_lora or any(name in projection.lora_variant for name in names):
         raise ValueError(
-            f"{type(projection).__name__} cannot be split over shards: only plain linear layers and plain LoRA (no "
-            "DoRA, no aLoRA, no quantisation) are known to. Leave this projection out of target_modules, or use plain "
-            "LoRA."
+            f"{type(projection).__name__} cannot be split over shards: of adapters, only plain LoRA (no DoRA, no "
+            "aLoRA) is known to. Leave this projection out of target_modules, or use plain LoRA."
         )
     projection._check_forward_args(inputs, adapter_names=by_row)
     if projection.merged or projection.disable_adapters:

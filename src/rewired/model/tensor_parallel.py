@@ -28,6 +28,11 @@ class RewiredLayerParallel(TensorParallelLayer):
     """Gives a decoder layer its rank's shards. Raises ValueError where the ranks cannot share them out evenly."""
 
     def install_forward(self, layer: Any, mesh: DeviceMesh) -> Any:
+        if getattr(layer.config, "quantization_config", None):
+            raise ValueError(
+                "transformers does not split quantised weights over ranks as a rewired model needs them: run this "
+                "model in one process, or serve it with vLLM."
+            )
         layer.place(shards_of_rank(layer.config, mesh))
         for module in layer.modules():
             if isinstance(module, PeekGain):

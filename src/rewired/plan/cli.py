@@ -13,6 +13,8 @@ import typer
 from rewired.cli import positive_integers, report_errors
 from rewired.model.wiring_text import parse_wirings
 
+from .weights import BF16
+
 
 def add_commands(app: typer.Typer) -> None:
     app.command("plan")(_plan)
@@ -27,6 +29,7 @@ def _plan(
         str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
     ] = "h100",
     library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, trtllm or nccl.")] = "vllm",
+    weights: Annotated[str, typer.Option(help="What the weights are in: bf16, fp8, int8 or int4.")] = BF16.name,
     tp: Annotated[
         int | None, typer.Option(metavar="R", help="Tensor-parallel degree; all GPUs by default, fewer give replicas.")
     ] = None,
@@ -89,6 +92,7 @@ def _plan(
             model,
             hardware,
             library,
+            weights,
             nodes * gpus_per_node,
             tp,
             prompt,

@@ -9,6 +9,7 @@ from rewired.checkpoint.shape import Shape, Work
 
 from .engine import Engine
 from .hardware import Hardware
+from .weights import BF16, Weights
 
 _ITEM = 2  # bytes of a 16-bit number
 _STREAM_PASSES = 6  # of a module over its rows: read and write around the norm, the products, and the addition
@@ -37,11 +38,12 @@ class Rank:
     hardware: Hardware
     engine: Engine
     tp: int
+    weights: Weights = BF16
 
     def attention(self, step: Step) -> float:
         work = self._works[0]
         return (
-            self.products(step.rows, work.weights / self.tp)
+            self.products(step.rows, work.weights / self.tp, self.weights)
             + self.scores(step)
             + self._stream(step.rows)
             + self.engine.attention_overhead
@@ -50,7 +52,7 @@ class Rank:
     def mlp(self, step: Step) -> float:
         work = self._works[1]
         return (
-            self.products(step.rows, work.weights / self.tp)
+            self.products(step.rows, work.weights / self.tp, self.weights)
             + self._roofline(0, step.rows * work.activations / self.tp * _ITEM)
             + self._stream(step.rows)
             + self.engine.mlp_overhead
@@ -66,9 +68,9 @@ class Rank:
         passes = self._roofline(0, _QUANTISING_PASSES * step.rows * self.shape.hidden_size * _ITEM)
         return passes + _QUANTISING_OVERHEAD if self.tp > 1 else 0.0
 
-    def products(self, rows: int, weights: float) -> float:
-        """`rows` times matrices of `weights` numbers in all."""
-        return self._roofline(2 * rows * weights, _ITEM * weights)
+    def products(self, rows: int, numbers: float, weights: Weights = BF16) -> float:
+        """`rows` times matrices of so many `numbers` in all."""
+        return self._roofline(2 * rows * numbers / weights.speed, weights.bytes * numbers)
 
     def scores(self, step: Step) -> float:
         """Queries against the cache. Flash attention skips the half of a prompt that is masked."""

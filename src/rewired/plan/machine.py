@@ -14,6 +14,7 @@ from .compute import Rank, Step
 from .engine import Engine
 from .hardware import Hardware
 from .pass_time import PassTime, pass_time
+from .weights import BF16, Weights, weights_called
 
 # How wrong all-reduce times and the hidden share may be: most published speedups lie within (docs/plan-checks.md).
 COMMUNICATION_ERROR = 0.2
@@ -54,15 +55,19 @@ class Machine:
     engine: Engine
     all_reduce: AllReduce
     tp: int
+    weights: Weights = BF16
 
     def generate(self, shape: Shape, wiring: Wiring, load: Load, communicates: bool = True) -> Generation:
-        rank = Rank(shape, self.hardware, self.engine, self.tp)
+        rank = self.rank(shape)
 
         def time(step: Step) -> PassTime:
             return pass_time(rank, self.all_reduce, wiring, step, communicates)
 
         prefill = time(Step(load.batch, load.prompt, load.prompt))
         return Generation(prefill, time(Step(load.batch, 1, load.prompt + load.new / 2)), load)
+
+    def rank(self, shape: Shape) -> Rank:
+        return Rank(shape, self.hardware, self.engine, self.tp, self.weights)
 
     def off_by(self, sign: int) -> Machine:
         """A machine on which wirings win less (-1) or more (1), as far as this one may be off."""
@@ -73,10 +78,10 @@ class Machine:
         return replace(self, engine=engine, all_reduce=replace(self.all_reduce, scale=scale))
 
 
-def serving_machine(hardware: str, library: str, tp: int) -> Machine:
+def serving_machine(hardware: str, library: str, tp: int, weights: str = BF16.name) -> Machine:
     """An engine such as vLLM on hardware of that name. Raises ValueError for unknown names."""
     sheet, engine = machines.load(hardware), engines.load("serving")
-    return Machine(sheet, engine, all_reduces(sheet, engine, library), tp)
+    return Machine(sheet, engine, all_reduces(sheet, engine, library), tp, weights_called(weights))
 
 
 def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:

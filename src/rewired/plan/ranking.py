@@ -19,6 +19,7 @@ from rewired.quantities import count
 from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
+from .weights import BF16
 from .wirings import Candidate, candidates
 
 DEFAULT_MAX_KL = 0.25  # nats a token
@@ -31,6 +32,7 @@ class PlanRequest:
     model: str
     hardware: str = "h100"
     library: str = "vllm"
+    weights: str = BF16.name
     gpus: int = 8
     tp: int | None = None  # all of the GPUs, if None
     prompt: int = 2048
@@ -148,12 +150,12 @@ def make_ranking(request: PlanRequest) -> Ranking:
     request.check()
     tp = request.tp or request.gpus
     shape = find_shape(request.model).for_shards(tp)
-    machine = serving_machine(request.hardware, request.library, tp)
+    machine = serving_machine(request.hardware, request.library, tp, request.weights)
     shape.check_shards(tp)
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
     chosen = candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
-    weights, memory = weight_bytes(shape, tp), machine.hardware.memory * USABLE
+    weights, memory = weight_bytes(shape, tp, machine.weights.bytes), machine.hardware.memory * USABLE
     rows: list[Priced] = []
     too_large: list[str] = []
     caches: dict[int, float] = {}

@@ -7,10 +7,11 @@ from typing import Any
 from rewired.quantities import count
 from rewired.tables import new_table
 
-from .compute import Rank, Step
+from .compute import Step
 from .machine import best_share, capacity
 from .pass_time import pass_time
 from .ranking import Priced, Ranking
+from .weights import BF16
 
 PROMISE = (
     "Trust the ratios more than the times: docs/plan-checks.md says how far off they were. 'none' does not "
@@ -23,10 +24,11 @@ def print_plan(plan: Ranking, explain: bool) -> None:
 
     console, request, sheet = Console(markup=False), plan.request, plan.machine.hardware
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
+    numbers = "" if request.weights == BF16.name else f" in {request.weights}"
     library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(
-        f"{request.model} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, all-reduces {library}; "
-        f"prompt {request.prompt}, {count(request.new, 'new token')}; ranked by {request.goal}.",
+        f"{request.model}{numbers} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, "
+        f"all-reduces {library}; prompt {request.prompt}, {count(request.new, 'new token')}; ranked by {request.goal}.",
         soft_wrap=True,
         highlight=False,
     )
@@ -45,6 +47,8 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     console.print("The best, to make:" if plan.best() else "No wiring within that KL is faster than standard.")
     for candidate in plan.best():
         console.print(f"    {plan.command(candidate)}", soft_wrap=True, highlight=False)
+    if plan.best() and request.weights != BF16.name:
+        console.print(f"Then quantise it to {request.weights} (docs/quantise.md). KL is the wiring's alone.")
 
 
 def _table(plan: Ranking, batch: int, cache: float) -> Any:
@@ -95,7 +99,7 @@ def _print_layer(console: Any, plan: Ranking) -> None:
 
 def layer_times(plan: Ranking, batch: int) -> dict[str, dict[str, float]]:
     """Of prefill and decoding: microseconds of a standard layer, and the share of an all-reduce that can be hidden."""
-    rank = Rank(plan.shape, plan.machine.hardware, plan.machine.engine, plan.machine.tp)
+    rank = plan.machine.rank(plan.shape)
     request, layers = plan.request, plan.shape.num_hidden_layers
     steps = {
         "prefill": Step(batch, request.prompt, request.prompt),
@@ -120,6 +124,7 @@ def to_json(plan: Ranking) -> dict[str, Any]:
         "model": request.model,
         "hardware": request.hardware,
         "library": request.library,
+        "weights": request.weights,
         "gpus": request.gpus,
         "tp": plan.machine.tp,
         "prompt": request.prompt,

@@ -120,6 +120,6 @@ def test_texts_are_measured_in_transformers_and_the_report_says_so(world: Path, 
 
 
 def test_what_vllm_refuses_is_said_before_anything_is_asked(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^vLLM cannot run peeking: --tensor-parallel-size is 1 and must be 2: "):
-        evaluate(request(world), Runner("cpu", engine="vllm"), tmp_path / "out")
+    with pytest.raises(ValueError, match=r"^vLLM cannot run peeking: --tensor-parallel-size is 4 and must divide 2: "):
+        evaluate(request(world), Runner("cpu", ranks=4, engine="vllm"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -45,9 +45,13 @@ class ResidualStream(NamedTuple):
 
     @classmethod
     def open(cls, hidden_states: torch.Tensor | ResidualStream, shards: Shards) -> ResidualStream:
-        """The stream at the model's entry, where it is only the embedding; a stream stays itself."""
-        if isinstance(hidden_states, ResidualStream):
-            return hidden_states
+        """The stream at the model's entry, where it is only the embedding; a stream stays itself.
+
+        Tools that run one layer after another, such as llm-compressor, may hand it on as a plain tuple.
+        """
+        if isinstance(hidden_states, tuple):
+            settled, in_flight, local = hidden_states
+            return cls(settled, None if in_flight is None else Update(*in_flight), local)
         return cls(sum_gradients(shards.group, hidden_states)[0])
 
     def read(self, wiring: ModuleWiring, gain: PeekGain | None, shards: Shards) -> tuple[torch.Tensor, ResidualStream]:

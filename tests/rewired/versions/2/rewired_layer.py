@@ -40,10 +40,12 @@ class RewiredLayer(nn.Module):
         """Make a rewired layer of what the stock constructor has built."""
         self.config, self.wirings = config, wirings
         self.is_last = layer_idx == config.num_hidden_layers - 1
+        is_quantised = getattr(config, "quantization_config", None) is not None
         for module, wiring in zip(self.family.modules, wirings, strict=True):
             stock: Any = self.get_submodule(module.path)
             stock.__class__ = with_shard_axis(type(stock))  # type: ignore[arg-type]
             stock.names, stock.wiring = module, wiring
+            stock.rounds_by_shard = is_quantised and any(m.gives_partials for m in config.resolved_wiring.modules)
             setattr(self, module.gain, _peek_gain(config, wiring))
         self.place(Shards(config.tp_shards, config.tp_shards))
 
@@ -84,11 +86,13 @@ def with_shard_axis(stock: type[nn.Module]) -> type[nn.Module]:
         names: Module
         wiring: ModuleWiring
         shards: Shards
+        rounds_by_shard: bool  # of each shard's own activations, as its rank would
 
         def forward(self, hidden_states: torch.Tensor, stand_ins: StandIns = NO_STAND_INS, **kwargs: Any) -> Any:
             """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
             wiring, shards = self.wiring, self.shards
-            if shards.group is None and not (wiring.reads_shards or wiring.gives_partials):
+            whole = not (wiring.reads_shards or wiring.gives_partials or self.rounds_by_shard)
+            if shards.group is None and whole:
                 return stock.forward(self, hidden_states, **kwargs)
             packed = pack_shards(hidden_states) if wiring.reads_shards else hidden_states
             module = OnShards(self, self.names, shards, wiring.reads_shards, wiring.gives_partials, stand_ins)

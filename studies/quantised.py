@@ -1,0 +1,126 @@
+"""What quantised weights cost a rewired model: KL to the original of the weights alone, of the wiring alone, of both.
+
+.venv/bin/python studies/quantised.py VENV    # VENV holds llm-compressor (docs/quantise.md)
+
+Rows that results/quantised/measured.jsonl already has of the current refit are not measured again. The last step writes
+the page beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from quality import append, compare, held_out, kls_with_errors, read
+from rotations import TEXTS
+from transformers.utils import logging
+
+from rewired.convert import RefitRequest, Request, convert
+from rewired.model.wiring_text import parse_wiring
+from rewired.refit.run import ALGORITHM_VERSION
+from rewired.tables import markdown
+from rewired.text.conversations import Document
+from rewired.text.documents import mix
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parent / "results" / "quantised"
+ROWS, PAGE = FOLDER / "measured.jsonl", FOLDER / "README.md"
+WIRINGS = ("standard@0-30", "ladder+peek@15-30", "desync-2x@0-30")
+GROUP = "64"  # o_proj has 192 inputs on each of 3 shards
+QUANTISED = {
+    "16 bits": None,
+    "int8, activations too": ["W8A8"],
+    "fp8, activations too": ["FP8_DYNAMIC"],
+    "int4, rounded": ["W4A16", "--group", GROUP],
+    "int4, GPTQ": ["W4A16", "--group", GROUP, "--text"],
+}
+TOKENS = 32_768
+WINDOWS = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("venv", type=Path, help="an environment with llm-compressor")
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    known = {(row["wiring"], row["weights"]) for row in read(ROWS) if row["algorithm"] == ALGORITHM_VERSION}
+    with tempfile.TemporaryDirectory(prefix="rewired-quantised-") as scratch:
+        folder = Path(scratch)
+        text = folder / "text.txt"
+        text.write_text("\n\n".join(plain(each) for documents in mix() for each in documents[:400]), "utf-8")
+        source = wired("standard@0-30", folder / "source")
+        texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
+        for wiring in WIRINGS:
+            todo = [weights for weights in QUANTISED if (wiring, weights) not in known]
+            made = wired(wiring, folder / wiring) if todo else source
+            for weights in todo:
+                append(ROWS, measure(wiring, weights, made, source, args.venv, text, texts))
+    write_table()
+
+
+def plain(document: Document) -> str:
+    return document if isinstance(document, str) else "\n".join(turn["content"] for turn in document)
+
+
+def wired(wiring: str, out: Path) -> Path:
+    is_rewired = not wiring.startswith("standard")
+    refit = RefitRequest(tokens=TOKENS) if is_rewired else None
+    return convert("smollm2-135m", out, Request(parse_wiring(wiring), tp_shards=3, refit=refit)).out
+
+
+def measure(
+    wiring: str, weights: str, made: Path, source: Path, venv: Path, text: Path, texts: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        model, options = made, QUANTISED[weights]
+        if options:
+            model = Path(scratch) / "quantised"
+            options = [*options, str(text)] if options[-1] == "--text" else options
+            command = [venv / "bin" / "python", HERE / "quantise.py", made, model, *options]
+            environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+        size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        row = {"wiring": wiring, "weights": weights, "algorithm": ALGORITHM_VERSION, "bytes": size}
+        row |= {"on": compare(source, model, texts), "seconds": round(time.perf_counter() - started, 1)}
+    print(wiring, weights, {kind: round(on["kl"], 4) for kind, on in row["on"].items()}, row["seconds"], flush=True)
+    return row
+
+
+def write_table() -> None:
+    rows = {(row["wiring"], row["weights"]): row for row in read(ROWS)}
+    cells = []
+    for (wiring, weights), row in sorted(rows.items(), key=lambda item: order(*item[0])):
+        alone = [rows[wiring, "16 bits"]["on"], rows["standard@0-30", weights]["on"]]
+        sums = [f"{sum(on[kind]['kl'] for on in alone):.3f}" for kind in TEXTS]
+        is_both = weights != "16 bits" and not wiring.startswith("standard")
+        kls = kls_with_errors(row["on"], TEXTS, digits=3)
+        cells.append([wiring, weights, f"{row['bytes'] / 1e6:.0f} MB", *kls, *(sums if is_both else ["", ""])])
+    header = ["wiring", "weights", "size", "KL prose", "KL chat", "sum of both alone: prose", "chat"]
+    PAGE.write_text(f"{_HEAD.format(windows=WINDOWS, group=GROUP)}\n{markdown(header, cells)}")
+
+
+def order(wiring: str, weights: str) -> tuple[int, int]:
+    return WIRINGS.index(wiring), list(QUANTISED).index(weights)
+
+
+_HEAD = """# Quantised weights and a wiring, measured
+
+KL to the original in nats per token, on {windows} windows of 512 tokens of each kind of text. The wirings are refitted,
+then llm-compressor quantises them: int8 and fp8 by rounding, a scale for each row of weights and each token; int4 in
+groups of {group}, rounded or by GPTQ on 32,768 tokens. Embedding and head stay in 16 bits, which is why sizes shrink so
+little: they are a fifth of this model.
+
+    .venv/bin/python studies/quantised.py VENV
+"""
+
+
+if __name__ == "__main__":
+    main()
