@@ -9,7 +9,8 @@ from rewired.model.wiring import ModuleWiring
 TESTED = "0.32"  # vLLM promises models no stable interface
 
 
-SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix")  # speculative decoding that reads tokens only
+# methods of speculative decoding that read tokens only, or hidden states that a rewired model gives
+SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix", "eagle", "eagle3")
 
 
 def is_tested(version: str) -> bool:
@@ -76,8 +77,8 @@ def check_features(
         )
     if drafts not in (None, *SAFE_DRAFTS):
         raise ValueError(
-            f"Speculative decoding by '{drafts}' reads hidden states between layers, which a rewired model does not "
-            f"have: use a draft model of its own, or one of {', '.join(SAFE_DRAFTS[1:])}."
+            f"Speculative decoding by '{drafts}' was never tried with a rewired model: use a draft model of its own, "
+            f"or one of {', '.join(SAFE_DRAFTS[1:])}."
         )
     if quantization is not None and getattr(config, "quantization_config", None) is None:
         raise ValueError(

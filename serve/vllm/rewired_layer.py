@@ -9,7 +9,7 @@ that the rank holds, which is one where there are as many ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +46,9 @@ class RewiredForCausalLM:
             _put_beside_compute(group)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         config = vllm_config.model_config.hf_config
-        for index, layer in enumerate(getattr(self, config.family.base).get_submodule(config.family.layers)):
+        base = getattr(self, config.family.base)
+        base.__class__, base.shards = _with_whole_streams(type(base)), _shards(config)
+        for index, layer in enumerate(base.get_submodule(config.family.layers)):
             if not isinstance(layer, PPMissingLayer):
                 layer.__class__ = self.layer_class
                 layer.rewire(config, index)
@@ -55,6 +57,22 @@ class RewiredForCausalLM:
         """The names of what is loaded. Gains that a checkpoint does not hold are at their initial value."""
         gains = {name for name, _ in self.named_parameters() if name.endswith("_gain.weight")}
         return super().load_weights(weights) | gains  # type: ignore[misc]
+
+
+@cache
+def _with_whole_streams(stock: type) -> type:
+    """The class of a model without its head that gives drafts such as EAGLE-3's the whole stream between layers."""
+
+    class WithWholeStreams(stock):
+        shards: Shards
+
+        def _maybe_add_hidden_state(self, states: Any, index: int, hidden_states: Any, residual: Any) -> Any:
+            """vLLM's own; one more reduction, where something is local or in flight."""
+            if isinstance(residual, ResidualStream):
+                hidden_states, residual = residual.total(self.shards), None
+            return super()._maybe_add_hidden_state(states, index, hidden_states, residual)
+
+    return WithWholeStreams
 
 
 class RewiredLayer(nn.Module):

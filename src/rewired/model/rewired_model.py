@@ -81,7 +81,8 @@ class RewiredModel(RewiredPreTrainedModel):
 
     def rewire(self) -> None:
         """Make rewired layers of what the stock constructor has built."""
-        _CAN_RECORD_REGISTRY[self] = self._can_record_outputs  # as a constructor does, for a class that became ours
+        # as a constructor does, for a class that became ours; transformers 5.19 and 5.23 look it up alike
+        dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(self)), self._can_record_outputs)
         wirings = self.config.resolved_wiring.layers
         for index, layer in enumerate(self.decoder_layers):
             layer.__class__ = self.layer_class

@@ -115,6 +115,7 @@ def answer(
     adapter: str | None = None,
     record_events: bool = False,
     count_cached: bool = False,
+    record_states: list[int] | None = None,
     **options: Any,
 ) -> Any:
     from vllm import LLM, SamplingParams
@@ -133,12 +134,33 @@ def answer(
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         return engine.generate(inputs, sampling, use_tqdm=False, lora_request=lora)
 
+    if record_states is not None:
+        return states_between_layers(engine, record_states, generate)
     outputs = generate()
     if record_events:
         return events(generate)
     if count_cached:
         return [output.num_cached_tokens for output in outputs]
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def states_between_layers(engine: Any, layers: list[int], run: Callable[[], Any]) -> list[Any]:
+    """The first hidden states, [T, H], before each of `layers`, that a draft such as EAGLE-3's would get in `run`."""
+    seen: list[Any] = []
+
+    def watch(model: Any) -> None:
+        base, add = model.model, model.model._maybe_add_hidden_state
+        base._set_aux_hidden_state_layers(tuple(layers))
+
+        def record(states: Any, index: int, hidden_states: Any, residual: Any) -> Any:
+            seen.extend(state.clone() for state in add([], index, hidden_states, residual))
+            return states
+
+        base._maybe_add_hidden_state = record
+
+    engine.apply_model(watch)
+    run()
+    return [state.tolist() for state in seen[: len(layers)]]
 
 
 # one letter an operation: a matrix product, an all-reduce at once, one that is started, one that is waited for

@@ -64,10 +64,7 @@ def test_two_ranks_of_vllm_answer_as_transformers_does(world: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen3"])
 def test_every_family_answers_as_in_transformers(model_type: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = stock(FAMILIES[model_type], "Config")(**SMALL | WIDE)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "dense")
-    tokenizer().save_pretrained(tmp_path / "dense")
+    make_family(tmp_path / "dense", model_type)
     make_rewired(tmp_path / "dense", tmp_path / "ladder", LADDER)
     asked = EvaluateRequest(
         str(tmp_path / "dense"),
@@ -78,6 +75,13 @@ def test_every_family_answers_as_in_transformers(model_type: str, tmp_path: Path
     )
     found = {engine: evaluate(asked, Runner("cpu", engine=engine), tmp_path / engine) for engine in ENGINES}
     assert_equal_answers(*found.values(), tmp_path)
+
+
+def make_family(folder: Path, model_type: str, **changes: Any) -> None:
+    torch.manual_seed(0)
+    config = stock(FAMILIES[model_type], "Config")(**SMALL | WIDE | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 def assert_equal_answers(transformers: Results, vllm: Results, folder: Path) -> None:
@@ -119,7 +123,14 @@ def test_texts_are_measured_in_transformers_and_the_report_says_so(world: Path, 
     assert found.notes == ["Perplexity and divergence need all logits, and ran in transformers, not in vLLM."]
 
 
-def test_what_vllm_refuses_is_said_before_anything_is_asked(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^vLLM cannot run peeking: --tensor-parallel-size is 4 and must divide 2: "):
-        evaluate(request(world), Runner("cpu", ranks=4, engine="vllm"), tmp_path / "out")
+def test_what_vllm_refuses_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    """Such as a window in some layers only."""
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    make_family(tmp_path / "dense", "qwen2", **windows)
+    make_rewired(tmp_path / "dense", tmp_path / "ladder", LADDER)
+    asked = EvaluateRequest(
+        str(tmp_path / "ladder"), tasks=("piqa",), data=make_rows(tmp_path / "rows", count=6), texts=()
+    )
+    with pytest.raises(ValueError, match=r"^vLLM cannot run ladder: Only some layers of this model have a sliding"):
+        evaluate(asked, Runner("cpu", engine="vllm"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

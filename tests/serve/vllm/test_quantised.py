@@ -24,7 +24,7 @@ SIZES = {
     "intermediate_size": 512,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "initializer_range": 0.08,  # of larger logits, bfloat16 drops more than the tolerance
+    "initializer_range": 0.04,  # of larger logits, bfloat16 and int8 drop more than the tolerance
 }
 DTYPES = {"W8A8": torch.float32, "W4A16": torch.bfloat16}  # of activations, as vLLM's kernels for a CPU take them
 CASES = [(scheme, wiring) for scheme in DTYPES for wiring in WIRINGS]
