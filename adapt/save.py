@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from huggingface_hub import save_torch_state_dict
 from peft import PeftModel
-from torch.distributed.tensor import DTensor
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
@@ -21,6 +20,7 @@ from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
+from .model.sharded_lora import merged
 from .model.trainable import changed_after
 from .plots import curves
 from .recipe.keys import Stage
@@ -73,11 +73,9 @@ def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, t
         model = model.merge_and_unload()
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
     tensors, head = {}, f"{model.family.head}.weight"
-    for name, tensor in model.state_dict().items():
-        if not (name == head and config.get("tie_word_embeddings")):
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if trainer.is_world_process_zero():
-                tensors[name] = whole.to("cpu", dtype, copy=True).contiguous()
+    for name, whole in merged(model):
+        if trainer.is_world_process_zero() and not (name == head and config.get("tie_word_embeddings")):
+            tensors[name] = whole.to("cpu", dtype, copy=True).contiguous()
     return tensors
 
 

@@ -132,7 +132,7 @@ def sharded(
     layers = base.decoder_layers[max(first, 0) :]
     setattr(base, family.layers, layers)
     base.config = without_layers(config, max(first, 0))
-    model.forward = base.forward  # called through the model, where FSDP prepares it
+    model.forward = base.__call__  # called through the model, where FSDP prepares it
     return Teacher(model, layers, model.get_output_embeddings(), first)
 
 

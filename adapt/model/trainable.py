@@ -51,16 +51,20 @@ def choose_or_adapt(model: RewiredForCausalLM, recipe: Recipe) -> Any:
     if recipe.train != LORA:
         choose(model, recipe.train)
         return model
-    family, layers = model.family, rewired_layers(model.config) or None
-    config = LoraConfig(
+    return get_peft_model(model, lora_config(model.config, recipe))
+
+
+def lora_config(config: Any, recipe: Recipe) -> LoraConfig:
+    """The LoRA of `recipe` in the rewired layers of a model of this `config`, or in all if none is rewired."""
+    layers = rewired_layers(config) or None
+    return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
-        target_modules=recipe.lora_target_modules or list(family.linears),
+        target_modules=recipe.lora_target_modules or list(config.family.linears),
         layers_to_transform=layers,
-        layers_pattern=family.layers if layers else None,
+        layers_pattern=config.family.layers if layers else None,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
 
 
 def choose(model: RewiredForCausalLM, train: str) -> None:

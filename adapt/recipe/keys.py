@@ -165,8 +165,8 @@ class Recipe:
             )
         if self.align and self.tp_size > 1:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
-        if self.train == LORA and self.is_sharded:
-            raise ValueError("LoRA is not sharded: leave fsdp_size, dp_replicate_size and tp_size out.")
+        if self.train == LORA and self.tp_size > 1:
+            raise ValueError("LoRA does not share a layer's work: leave tp_size out, fsdp_size may stay.")
 
 
 @dataclass(frozen=True)

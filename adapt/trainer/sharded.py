@@ -36,6 +36,8 @@ class ShardedTrainer(AdaptTrainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
+        # adapters alone leave the group without weight decay empty, and torch cannot load the state of such a one
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
         for companion in self._companions:
             companion.follow(optimizer)
         return optimizer

@@ -47,7 +47,7 @@ class RewiredForCausalLM:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         config = vllm_config.model_config.hf_config
         base = getattr(self, config.family.base)
-        base.__class__, base.shards = _with_whole_streams(type(base)), _shards(config)
+        base.__class__, base.shards = _with_whole_streams(type(base)), _shards(config)  # type: ignore[arg-type]
         for index, layer in enumerate(base.get_submodule(config.family.layers)):
             if not isinstance(layer, PPMissingLayer):
                 layer.__class__ = self.layer_class

@@ -239,6 +239,31 @@ def test_ranks_learn_the_same_in_every_way(changes: dict[str, Any], keys: dict[s
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_adapters_of_a_sharded_model_learn_what_one_process_does(
+    ranks: int, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """They are merged into what is saved, and a training that was cut off goes on as the same."""
+    lora = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "max_steps": 10, "logging_steps": 2, "save_steps": 6}
+    keys, alone, shared = keys | lora, tmp_path / "alone", tmp_path / "shared"
+    train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": ROWS, "output_dir": str(alone)})
+    changes = {"per_device_train_batch_size": ROWS // ranks, "fsdp_size": 2, "dp_replicate_size": ranks // 2}
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | changes | {"output_dir": str(shared)})
+    launch("torchrun", ranks, recipe)
+    for name in ("loss", "ce", "kd", "hidden", "num_tokens"):
+        assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
+    before, expected, found = (weights(folder) for folder in (alone / "start", alone / "final", shared / "final"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+    changed = {name for name in before if not torch.equal(found[name], before[name])}
+    assert changed and all(name.endswith("_proj.weight") for name in changed)
+    shutil.rmtree(shared / "final")
+    shutil.rmtree(shared / "checkpoint-10")
+    launch("torchrun", ranks, recipe, "--resume")
+    resumed = weights(shared / "final")
+    assert all(torch.equal(resumed[name], found[name]) for name in found)
+
+
 @pytest.mark.slow
 def test_ranks_share_a_stream_as_one_process_reads_it(keys: dict[str, Any], tmp_path: Path) -> None:
     """Of two files, as many as there are ranks, of which one is small."""

@@ -1,0 +1,81 @@
+"""LoRA in a model that is sharded when it is loaded: its adapters are there before, so FSDP2 shards them with the rest.
+
+PEFT alone would add them afterwards, whole on every rank, and nothing would add up their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoConfig
+
+from rewired.families import classes
+
+_ADAPTER = "default"  # as PEFT calls it
+_BASE = ".base_layer."
+
+
+def load(folder: Path, lora: LoraConfig, **options: Any) -> Any:
+    """The model in `folder`, or in a checkpoint that this training has saved, with adapters that alone are trained."""
+    family = AutoConfig.from_pretrained(folder).family
+    plain = classes(family, "ForCausalLM")
+    adapted: Any = type(plain.__name__, (_WithAdapters, plain), {"lora": lora})
+    layers, modules = cast(list[int] | None, lora.layers_to_transform), cast(set[str], lora.target_modules)
+    numbers = r"\d+" if layers is None else "|".join(map(str, layers))
+    targets = "|".join(sorted(modules))
+    path = rf"({family.layers}\.(?:{numbers})\..*\b(?:{targets}))"
+    names = {rf"{path}\.{name}": rf"\1{_BASE}{name}" for name in ("weight", "bias")}
+    model, info = adapted.from_pretrained(folder, key_mapping=names, output_loading_info=True, **options)
+    if info["missing_keys"]:
+        assert all(".lora_" in name for name in info["missing_keys"]), info
+        draw(model)
+    return model
+
+
+class _WithAdapters:
+    """Before a model's class among the bases of one whose projections have adapters."""
+
+    lora: ClassVar[LoraConfig]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        inject_adapter_in_model(self.lora, self)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def draw(model: nn.Module) -> None:
+    """Begin with adapters that change nothing, drawn by the seed that was set last: alike on all ranks, or on one."""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            a, b = (cast(nn.Linear, each[_ADAPTER]).weight for each in (layer.lora_A, layer.lora_B))
+            whole = nn.init.kaiming_uniform_(torch.empty(a.shape), a=sqrt(5), generator=generator)
+            if isinstance(a, DTensor):
+                whole = distribute_tensor(whole.to(a.device), a.device_mesh, a.placements, src_data_rank=None)
+            a.copy_(whole)
+            b.zero_()
+
+
+def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's tensors, whole, its adapters added to the weights. All ranks have to take all of them."""
+    for name, tensor in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        value = _whole(tensor)
+        if _BASE in name and name.endswith(".weight"):
+            layer: Any = model.get_submodule(name.partition(_BASE)[0])
+            b, a = (_whole(each[_ADAPTER].weight.detach()) for each in (layer.lora_B, layer.lora_A))
+            value = value + layer.scaling[_ADAPTER] * (b @ a).to(value.dtype)
+        yield name.replace(_BASE, "."), value
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
