@@ -56,10 +56,11 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
     dtype = _dtype(config)
     split = recipe.fsdp_size * recipe.tp_size
     weights, trained = _count(model) // split, _count(model, is_trained=True) // split
+    of_trained = torch.float32 if recipe.train == LORA else dtype
     parts = {
         "weights": weights * dtype.itemsize,
-        "gradients": trained * dtype.itemsize,
-        "optimizer": trained * _optimizer_bytes(config, dtype),
+        "gradients": trained * of_trained.itemsize,
+        "optimizer": trained * _optimizer_bytes(config, of_trained),
         "teacher": _teacher_bytes(recipe, config, model),
     }
     sizes = ", ".join(f"{name} {quantities.size(size)}" for name, size in parts.items())

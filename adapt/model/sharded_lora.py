@@ -27,7 +27,9 @@ def load(folder: Path, lora: LoraConfig, **options: Any) -> Any:
     """The model in `folder`, or in a checkpoint that this training has saved, with adapters that alone are trained."""
     family = AutoConfig.from_pretrained(folder).family
     plain = classes(family, "ForCausalLM")
-    adapted: Any = type(plain.__name__, (_WithAdapters, plain), {"lora": lora})
+    kept = {"lora_A", "lora_B"} | set(plain._keep_in_fp32_modules_strict or ())  # as PEFT keeps adapters
+    attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept}
+    adapted: Any = type(plain.__name__, (_WithAdapters, plain), attributes)
     layers, modules = cast(list[int] | None, lora.layers_to_transform), cast(set[str], lora.target_modules)
     numbers = r"\d+" if layers is None else "|".join(map(str, layers))
     targets = "|".join(sorted(modules))
@@ -48,6 +50,9 @@ class _WithAdapters:
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         inject_adapter_in_model(self.lora, self)  # type: ignore[arg-type]
+        for name, parameter in self.named_parameters():  # type: ignore[attr-defined]
+            if ".lora_" in name:
+                parameter.data = parameter.data.float()
 
 
 @torch.no_grad()

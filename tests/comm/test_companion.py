@@ -34,7 +34,7 @@ def keys_of(stage: Stage) -> CommKeys:
         ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
         ({"comm": "zero++", "fsdp_size": 2, "tp_size": 2}, "FSDP2 alone shards: leave comm or tp_size out"),
         ({"comm": "zero++", "fsdp_size": 2, "dp_replicate_size": 2}, "leave dp_replicate_size out, and let fsdp_size"),
-        ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "LoRA is not sharded"),
+        ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "comm does not send adapters"),
         ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from trl import SFTConfig
 
-from rewired.adapt.recipe.keys import Recipe
+from rewired.adapt.recipe.keys import LORA, Recipe
 
 from .communication import Communication
 from .late_gradients import compute_late
@@ -43,6 +43,8 @@ class CommKeys:
                 "comm does not reach what replicas of a model send each other: leave dp_replicate_size out, and let "
                 "fsdp_size be the number of all ranks."
             )
+        if recipe.train == LORA:
+            raise ValueError("comm does not send adapters: leave comm out, or train all weights.")
         if recipe.fsdp_size == 1:
             raise ValueError("comm is how FSDP2 sends weights and gradients: give fsdp_size, too.")
         if config.fp16:

@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from trl import SFTConfig
 
 from rewired.adapt.losses.distillation import add_losses
 from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model import sharded_lora
 from rewired.adapt.model.teacher import sharded
 from rewired.adapt.trainer.sharded import ShardedTrainer
 from rewired.adapt.trainer.trainer import AdaptTrainer
@@ -158,6 +160,22 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     trainer(model=model, args=config, train_dataset=data, processing_class=AutoTokenizer.from_pretrained(dense)).train()
     assert seen == {caches}
     assert config.to_dict() == before
+
+
+def dtypes_of_adapters(folder: Path, saved: Path) -> set[torch.dtype]:
+    """Of those of a sharded model, before and after it was saved."""
+    lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
+    options = {"distributed_config": DistributedConfig(fsdp_size=2), "dtype": torch.bfloat16}
+    model = sharded_lora.load(folder, lora, **options)
+    model.save_pretrained(saved, distributed_checkpoint=True)
+    both = [*model.named_parameters(), *sharded_lora.load(saved, lora, **options).named_parameters()]
+    assert all(parameter.dtype == torch.bfloat16 for name, parameter in both if "lora_" not in name)
+    return {parameter.dtype for name, parameter in both if "lora_" in name}
+
+
+def test_adapters_stay_in_float32_on_a_model_in_16_bits(dense: Path, tmp_path: Path) -> None:
+    folder = make_rewired(dense, tmp_path / "m", LADDER)
+    assert run_on_ranks(dtypes_of_adapters, 2, folder, tmp_path / "saved") == [{torch.float32}] * 2
 
 
 def kd_from_itself(folder: Path) -> float:
