@@ -36,7 +36,6 @@ from rewired.text.windows import Cutter
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "quality"
 MODEL, LAYERS = "smollm2-135m", 30
 KINDS = ("prose", "chat", "code")
-KL_AND_PERPLEXITY = ("KL prose", "chat", "code", "perplexity prose", "chat", "code")  # headings
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
@@ -166,10 +165,6 @@ def _as_row(measured: Divergence) -> dict[str, Any]:
 def kls_with_errors(on: dict[str, Any], kinds: Iterable[str], digits: int = 3) -> list[str]:
     """The KLs of what `compare` gives, as cells of a table."""
     return [f"{on[kind]['kl']:.{digits}f} ± {on[kind]['kl_standard_error']:.{digits}f}" for kind in kinds]
-
-
-def perplexities(on: dict[str, Any], name: str = "perplexity") -> list[str]:
-    return [f"{on[kind][name]:.1f}" for kind in KINDS]
 
 
 if __name__ == "__main__":

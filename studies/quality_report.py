@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from quality import FILES, FOLDER, KINDS, KL_AND_PERPLEXITY, is_current, kls_with_errors, perplexities, read
+from quality import FILES, FOLDER, KINDS, is_current, kls_with_errors, read
 
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.tables import markdown
@@ -71,16 +71,15 @@ def selected_table(rows: list[list[Any]]) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """KL of every row and, in brackets, the share that a refit leaves of the KL right after conversion."""
     converted = {row["wiring"]: row["on"] for row in rows if row["fit"] == "converted"}
-    originals = perplexities(rows[-1]["on"], "perplexity_original")
-    cells = [["original", "", "original", "0", "0", "0", *originals, ""]]
+    cells = []
     for row in sorted(rows, key=_place):
         kls = [row["on"][kind]["kl"] for kind in KINDS]
         shares = [kl / converted[row["wiring"]][kind]["kl"] for kl, kind in zip(kls, KINDS, strict=True)]
         bracketed = [f" ({share:.3f})" * (row["fit"] != "converted") for share in shares]
         of_kinds = [f"{kl:.3f}{share}" for kl, share in zip(kls, bracketed, strict=True)]
         about = [row["wiring"], str(row["exposed"]), row["fit"]]
-        cells.append([*about, *of_kinds, *perplexities(row["on"]), f"{row['passes']:g}"])
-    return markdown(["wiring", "exposed", "weights", *KL_AND_PERPLEXITY, "passes"], cells)
+        cells.append([*about, *of_kinds, f"{row['passes']:g}" if row["passes"] else ""])
+    return markdown(["wiring", "exposed", "weights", "KL prose", "chat", "code", "passes"], cells)
 
 
 def whole_table(rows: list[dict[str, Any]]) -> str:

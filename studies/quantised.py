@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from quality import append, compare, held_out, kls_with_errors, read
-from rotations import TEXTS
+from rotations import TEXTS, WINDOWS
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
@@ -36,12 +36,10 @@ GROUP = "64"  # o_proj has 192 inputs on each of 3 shards
 QUANTISED = {
     "16 bits": None,
     "int8, activations too": ["W8A8"],
-    "fp8, activations too": ["FP8_DYNAMIC"],
     "int4, rounded": ["W4A16", "--group", GROUP],
     "int4, GPTQ": ["W4A16", "--group", GROUP, "--text"],
 }
 TOKENS = 32_768
-WINDOWS = 32
 
 
 def main() -> None:
@@ -56,7 +54,9 @@ def main() -> None:
         text = folder / "text.txt"
         text.write_text("\n\n".join(plain(each) for documents in mix() for each in documents[:400]), "utf-8")
         source = wired("standard@0-30", folder / "source")
-        texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
+        texts = {
+            kind: windows[:: len(windows) // WINDOWS] for kind, windows in held_out(source).items() if kind in TEXTS
+        }
         for wiring in WIRINGS:
             todo = [weights for weights in QUANTISED if (wiring, weights) not in known]
             made = wired(wiring, folder / wiring) if todo else source
@@ -84,7 +84,7 @@ def measure(
         if options:
             model = Path(scratch) / "quantised"
             options = [*options, str(text)] if options[-1] == "--text" else options
-            command = [venv / "bin" / "python", HERE / "quantise.py", made, model, *options]
+            command = [venv / "bin" / "python", HERE.parent / "examples" / "quantise.py", made, model, *options]
             environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
             subprocess.run(command, env=environment, check=True, capture_output=True)
         size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
@@ -114,8 +114,8 @@ def order(wiring: str, weights: str) -> tuple[int, int]:
 _HEAD = """# Quantised weights and a wiring, measured
 
 KL to the original in nats per token, on {windows} windows of 512 tokens of each kind of text. The wirings are refitted,
-then llm-compressor quantises them: int8 and fp8 by rounding, a scale for each row of weights and each token; int4 in
-groups of {group}, rounded or by GPTQ on 32,768 tokens. Embedding and head stay in 16 bits, which is why sizes shrink so
+then llm-compressor quantises them: int8 by rounding, a scale for each row of weights and each token; int4 in groups of
+{group}, rounded or by GPTQ on 32,768 tokens. Embedding and head stay in 16 bits, which is why sizes shrink so
 little: they are a fifth of this model.
 
     .venv/bin/python studies/quantised.py VENV

@@ -1,7 +1,7 @@
-"""Quantise a checkpoint with llm-compressor, which has an environment of its own, as docs/quantise.md does.
+"""Quantise a rewired checkpoint with llm-compressor, as docs/quantise.md says, in an environment that has it.
 
-PYTHONPATH=src VENV/bin/python studies/quantise.py SOURCE OUT W8A8
-PYTHONPATH=src VENV/bin/python studies/quantise.py SOURCE OUT W4A16 --group 64 --text TEXT    # GPTQ; without, rounding
+python examples/quantise.py SOURCE OUT W8A8                                # or FP8_DYNAMIC; by rounding
+python examples/quantise.py SOURCE OUT W4A16 --text TEXT [--group 64]      # by GPTQ, which sees a text
 """
 
 from __future__ import annotations
