@@ -201,7 +201,8 @@ KL to the original in float32 on every fourth window of [results/quality](../qua
 ± is the paired standard error, over windows, of the difference from FSDP2 without `comm`.
 
 {kl}
-[differences.md](differences.md) has what weights as differences are off by.
+Weights as differences (`bench/studies/weight_differences.py` at 13aab6f, 40 steps): in 4 bits, to what is held in
+bfloat16, they are off by 0.13 to 0.15 %; weights in 8 bits by 0.70 %, in 4 bits by 12.8 %.
 """
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rewired.model.wiring import ModuleWiring
 
-TESTED = "0.32"  # vLLM promises models no stable interface
+TESTED = ("0.31", "0.32")  # vLLM promises models no stable interface
 
 
 # methods of speculative decoding that read tokens only, or hidden states that a rewired model gives
@@ -15,7 +15,7 @@ SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix", "eagle", "eagle3")
 
 def is_tested(version: str) -> bool:
     """Whether the plugin was tested with a vLLM of this version."""
-    return version.split(".")[:2] == TESTED.split(".")
+    return ".".join(version.split(".")[:2]) in TESTED
 
 
 def overlaps(config: Any) -> bool:

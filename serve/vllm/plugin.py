@@ -17,7 +17,9 @@ def register() -> None:
 
     if not is_tested(vllm.__version__):
         init_logger("vllm.plugins.rewired").warning(
-            "This is vLLM %s: rewired models are served by vLLM %s only, and not by this one.", vllm.__version__, TESTED
+            "This is vLLM %s: rewired models are served by vLLM %s only, and not by this one.",
+            vllm.__version__,
+            " and ".join(TESTED),
         )
         return
     from vllm import ModelRegistry

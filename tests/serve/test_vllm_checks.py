@@ -20,7 +20,8 @@ from tests.rewired.tiny import WIRINGS, rewired_config
 
 
 @pytest.mark.parametrize(
-    ("version", "tested"), [("0.32.0", True), ("0.32.1+cpu", True), ("0.33.0", False), ("1.0", False)]
+    ("version", "tested"),
+    [("0.31.0", True), ("0.32.1+cpu", True), ("0.30.0", False), ("0.33.0", False), ("1.0", False)],
 )
 def test_only_tested_versions_are_served(version: str, tested: bool) -> None:
     assert is_tested(version) == tested
