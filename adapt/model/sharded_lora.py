@@ -25,7 +25,7 @@ _BASE = ".base_layer."
 
 def load(folder: Path, lora: LoraConfig, **options: Any) -> Any:
     """The model in `folder`, or in a checkpoint that this training has saved, with adapters that alone are trained."""
-    family = AutoConfig.from_pretrained(folder).family
+    family = AutoConfig.from_pretrained(folder, trust_remote_code=False).family
     plain = classes(family, "ForCausalLM")
     kept = {"lora_A", "lora_B"} | set(plain._keep_in_fp32_modules_strict or ())  # as PEFT keeps adapters
     attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept}

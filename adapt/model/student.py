@@ -30,7 +30,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     has_sharded_lora = recipe.is_sharded and recipe.train == LORA
     try:
         if has_sharded_lora:
-            config = AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             model: Any = sharded_lora.load(folder, lora_config(config, recipe), **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
