@@ -118,8 +118,8 @@ then llm-compressor quantises them: int8 by rounding, a scale for each row of we
 {group}, rounded or by GPTQ on 32,768 tokens. Embedding and head stay in 16 bits, which is why sizes shrink so
 little: they are a fifth of this model.
 
-**Take int8, or GPTQ for 4 bits**: both damages together are at most a fifth more than their sum. Rounded to 4 bits, they
-are up to 60 % more.
+**Take int8, or GPTQ for 4 bits**: both damages together are at most a fifth more than their sum. Rounded to 4 bits,
+they are up to 60 % more.
 
     .venv/bin/python studies/quantised.py VENV
 """
