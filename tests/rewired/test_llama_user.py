@@ -220,3 +220,15 @@ def test_an_engine_s_transformers_backend_is_refused_with_the_name_of_our_plugin
     """vLLM asks this before it splits a model by transformers' plan alone, which would lose the wiring."""
     with pytest.raises(ValueError, match="its extra 'vllm', which brings a plugin"):
         RewiredLlamaForCausalLM.is_backend_compatible()
+
+
+@every_wiring
+def test_a_projection_that_is_watched_is_called_with_what_each_shard_reads(wiring: list[dict[str, Any]]) -> None:
+    model, seen = rewired_model(wiring), list[str]()
+    with torch.no_grad():
+        expected = model(tokens()).logits
+        for name, module in model.named_modules():
+            if name.endswith("_proj"):
+                module.register_forward_pre_hook(lambda module, inputs, name=name: seen.append(name))
+        torch.testing.assert_close(model(tokens()).logits, expected, rtol=1e-4, atol=1e-5)
+    assert sorted(seen) == sorted(name for name, _ in model.named_modules() if name.endswith("_proj"))

@@ -74,6 +74,23 @@ def assert_answers_like_one_process(folder: Path, ranks: int) -> None:
         assert generated == expected_tokens
 
 
+def test_a_projection_that_is_watched_computes_the_same_on_ranks(tmp_path: Path) -> None:
+    folder = saved(WIRINGS["mixed"], tmp_path)
+    with torch.no_grad():
+        expected = load(folder)(tokens()).logits
+    for logits in run_on_ranks(logits_while_watched, 2, folder):
+        assert_close(torch.from_numpy(logits), expected, "watched")
+
+
+def logits_while_watched(folder: Path) -> Any:
+    model = load(folder, 2)
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(lambda module, inputs: None)
+    with torch.no_grad():
+        return model(tokens()).logits.numpy()
+
+
 def test_an_engine_s_own_all_reduce_may_start_the_sums(tmp_path: Path) -> None:
     folder = saved(WIRINGS["ladder"], tmp_path)
     for expected, found, started in run_on_ranks(answers_by_an_engine, 2, folder):

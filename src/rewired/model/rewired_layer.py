@@ -40,12 +40,13 @@ class RewiredLayer(nn.Module):
         """Make a rewired layer of what the stock constructor has built."""
         self.config, self.wirings = config, wirings
         self.is_last = layer_idx == config.num_hidden_layers - 1
-        is_quantised = getattr(config, "quantization_config", None) is not None
+        gives_partials = any(module.gives_partials for module in config.resolved_wiring.modules)
+        rounds_by_shard = gives_partials and getattr(config, "quantization_config", None) is not None
         for module, wiring in zip(self.family.modules, wirings, strict=True):
             stock: Any = self.get_submodule(module.path)
             stock.__class__ = with_shard_axis(type(stock))  # type: ignore[arg-type]
             stock.names, stock.wiring = module, wiring
-            stock.rounds_by_shard = is_quantised and any(m.gives_partials for m in config.resolved_wiring.modules)
+            stock.rounds_by_shard = rounds_by_shard
             setattr(self, module.gain, _peek_gain(config, wiring))
         self.place(Shards(config.tp_shards, config.tp_shards))
 

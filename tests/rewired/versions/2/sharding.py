@@ -166,9 +166,13 @@ def _parameters(projection: Any, parts: int = 1) -> tuple[torch.Tensor, torch.Te
 
 
 def is_plain_linear(projection: Any) -> bool:
-    """Whether it is a matmul and no more: neither quantised (by compressed-tensors, in place) nor watched by hooks."""
-    is_more = projection._forward_pre_hooks or projection._forward_hooks or hasattr(projection, "quantization_scheme")
-    return type(projection) is nn.Linear and not is_more
+    """Whether it is a matmul and no more: neither quantised (by compressed-tensors, in place) nor watched by hooks.
+
+    On ranks hooks do not count: a call would run what transformers wraps around it there.
+    """
+    is_split = isinstance(getattr(projection, "weight", None), DTensor)
+    is_watched = bool(projection._forward_pre_hooks or projection._forward_hooks) and not is_split
+    return type(projection) is nn.Linear and not (is_watched or hasattr(projection, "quantization_scheme"))
 
 
 def _with_adapters(
