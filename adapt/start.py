@@ -119,6 +119,7 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
     first = recipes[0]
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
+        checkpoint.check_unquantised()
         if first.wiring is None:
             _check_rewired(checkpoint)
         else:

@@ -108,6 +108,25 @@ def test_info_says_it(quantised: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rewired", "plan", "model", "--gpus", "3"],
+        ["rewired", "bench", "model", "--tp", "1", "--out", "out"],
+        ["rewired", "select", "model", "--exposed", "2"],
+        ["adapt", "recipe.yaml", "--dry-run"],
+    ],
+    ids=["plan", "bench", "select", "adapt"],
+)
+def test_what_needs_the_original_says_so(command: list[str], quantised: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(quantised)
+    (tmp_path / "recipe.yaml").write_text("model: model\ndatasets: [rows.jsonl]\nwiring: ladder@0-6\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a river"}\n')
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "weights are quantised" in done.stderr and "take the original for this" in done.stderr
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_other_formats_are_metadata_too(method: str, dense: Path, tmp_path: Path) -> None:
     source = packed(dense, tmp_path / method, method)

@@ -109,11 +109,8 @@ class Checkpoint:
 
         Raises ValueError unless all that the config implies is there, once, and in as many bits as is asked for.
         """
-        if self.is_quantised and not may_be_quantised:
-            raise ValueError(
-                f"{self.folder} holds quantised weights ({'; '.join(schemes(self.config))}), and this needs the "
-                "original's: refit, rotate and train those, and quantise the result."
-            )
+        if not may_be_quantised:
+            self.check_unquantised()
         tensors: dict[str, TensorInfo] = {}
         for path in self.weight_files():
             for name, info in read_header(path).items():
@@ -123,6 +120,14 @@ class Checkpoint:
         self._check_index(tensors)
         self._check_shapes(tensors)
         return tensors
+
+    def check_unquantised(self) -> None:
+        """Raise ValueError for quantised weights, where those of 16 or 32 bits are needed."""
+        if self.is_quantised:
+            raise ValueError(
+                f"This checkpoint's weights are quantised ({'; '.join(schemes(self.config))}): take the original for "
+                "this, and quantise what is made of it."
+            )
 
     def gains(self, tensors: Iterable[str]) -> list[str]:
         """Those of `tensors` that are stored gains of peeking modules."""

@@ -37,10 +37,12 @@ def named_shape(model: str) -> Shape | None:
 
 
 def find_checkpoint(model: str) -> Checkpoint:
-    """The config of a checkpoint, by its folder or hub id. Raises ValueError if there is none."""
+    """The config of a checkpoint, by its folder or hub id. Raises ValueError if there is none, or it is quantised."""
     try:
         source = find_source(model)
     except ValueError as error:
         raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
     with TemporaryDirectory(prefix="rewired-") as scratch:
-        return Checkpoint.open(source.preview(Path(scratch)))
+        checkpoint = Checkpoint.open(source.preview(Path(scratch)))
+    checkpoint.check_unquantised()
+    return checkpoint
