@@ -49,13 +49,12 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     if request.to_stock and wiring.rewired_regions:
         raise ValueError("--to-stock writes a dense model, and some layers are rewired: add --standard-layers 0-.")
     tp_shards = checkpoint.shards(request.tp_shards)
-    if checkpoint.is_quantised:
-        check_quantised(checkpoint, request, copies, tp_shards, wiring)
-    rotation = plan_rotation(checkpoint, request, wiring)
-    is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     notes, cost = [note_on_shards(wiring, tp_shards, _why(checkpoint, request))], None
     if checkpoint.is_quantised:
+        check_quantised(checkpoint, request, copies, tp_shards, wiring)
         notes.append(f"The weights stay as they are: {'; '.join(schemes(checkpoint.config))}.")
+    rotation = plan_rotation(checkpoint, request, wiring)
+    is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
     if copies > 1:
         notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
