@@ -78,16 +78,20 @@ class Podman:
 @cache
 def confinement() -> Bubblewrap | Podman:
     """What works on this machine. Raises ValueError where nothing does."""
-    advice = "install bubblewrap (`apt install bubblewrap` or `dnf install bubblewrap`)"
     if sys.platform != "linux":
-        advice = "run this benchmark on Linux"
-    for each in (Bubblewrap(), Podman()) if sys.platform == "linux" else ():
+        raise _nothing_confines("run this benchmark on Linux")
+    advice = "install bubblewrap (`apt install bubblewrap` or `dnf install bubblewrap`)"
+    for each in (Bubblewrap(), Podman()):
         if shutil.which(each.name):
             error = error_of(each)
             if not error:
                 return each
             advice = f"{each.advice} (it says {error!r}; containers often forbid it)"
-    raise ValueError(
+    raise _nothing_confines(advice)
+
+
+def _nothing_confines(advice: str) -> ValueError:
+    return ValueError(
         f"This machine cannot confine the programs that a model writes, so none is run: {advice}, or leave out the "
         "tasks that need --run-model-code."
     )
@@ -98,7 +102,7 @@ def error_of(confinement: Bubblewrap | Podman) -> str:
     command = confinement.command(f"rewired-{os.getpid()}", seconds=60)
     command[-len(_PYTHON) :] = [sys.executable, "-c", ""]
     trial = subprocess.run(command, capture_output=True, text=True, check=False)
-    return trial.stderr.strip() or "nothing" if trial.returncode else ""
+    return (trial.stderr.strip() or "nothing") if trial.returncode else ""
 
 
 def _environment() -> dict[str, str]:
