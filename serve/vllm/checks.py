@@ -10,7 +10,7 @@ TESTED = ("0.31", "0.32")  # vLLM promises models no stable interface
 
 
 # methods of speculative decoding that read tokens only, or hidden states that a rewired model gives
-SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix", "eagle", "eagle3")
+SAFE_DRAFTS = ("draft_model", "ngram", "ngram_gpu", "suffix", "eagle3")
 
 
 def is_tested(version: str) -> bool:
