@@ -20,7 +20,7 @@ from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
-from .model.sharded_lora import merged
+from .model.lora import merged
 from .model.trainable import changed_after
 from .plots import curves
 from .recipe.keys import Stage

@@ -8,32 +8,32 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
 
 from ..recipe.keys import LORA, Recipe
-from . import sharded_lora
+from . import lora
 from .tied_head import tie
-from .trainable import choose_or_adapt, lora_config
+from .trainable import choose_or_adapt
 
 
 def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """The model in `folder`, a PeftModel where LoRA is trained.
+    """The model in `folder`, a PeftModel where LoRA is trained and nothing is sharded.
 
     Raises ValueError for `model_init_kwargs` that from_pretrained does not take.
     """
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
-    has_sharded_lora = recipe.is_sharded and recipe.train == LORA
+    has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
-        if has_sharded_lora:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            model: Any = sharded_lora.load(folder, lora_config(config, recipe), **options)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model: Any = (
+            lora.load_sharded(folder, recipe, **options)
+            if has_adapters
+            else AutoModelForCausalLM.from_pretrained(folder, **options)
+        )
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
@@ -44,11 +44,9 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
             tie(model)
         elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
             model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]
-    if has_sharded_lora:
-        return model
-    model = choose_or_adapt(model, recipe)
-    if recipe.train == LORA:
-        sharded_lora.draw(model)
+    if not has_adapters:
+        model = choose_or_adapt(model, recipe)
+        lora.draw(model)
     return model
 
 

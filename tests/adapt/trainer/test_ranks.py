@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from trl import SFTConfig
 
 from rewired.adapt.losses.distillation import add_losses
 from rewired.adapt.losses.token_loss import TokenLoss
-from rewired.adapt.model import sharded_lora
+from rewired.adapt.model import lora
 from rewired.adapt.model.teacher import sharded
+from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.trainer.sharded import ShardedTrainer
 from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.ranks import run_on_ranks
@@ -164,11 +164,11 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
 
 def dtypes_of_adapters(folder: Path, saved: Path) -> set[torch.dtype]:
     """Of those of a sharded model, before and after it was saved."""
-    lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
+    recipe = Recipe("a model", datasets=[{"path": "rows"}], train="lora", lora_target_modules=["q_proj", "down_proj"])
     options = {"distributed_config": DistributedConfig(fsdp_size=2), "dtype": torch.bfloat16}
-    model = sharded_lora.load(folder, lora, **options)
+    model = lora.load_sharded(folder, recipe, **options)
     model.save_pretrained(saved, distributed_checkpoint=True)
-    both = [*model.named_parameters(), *sharded_lora.load(saved, lora, **options).named_parameters()]
+    both = [*model.named_parameters(), *lora.load_sharded(saved, recipe, **options).named_parameters()]
     assert all(parameter.dtype == torch.bfloat16 for name, parameter in both if "lora_" not in name)
     return {parameter.dtype for name, parameter in both if "lora_" in name}
 

@@ -1,6 +1,7 @@
-"""LoRA in a model that is sharded when it is loaded: its adapters are there before, so FSDP2 shards them with the rest.
+"""LoRA: how adapters begin, alike on any number of ranks, and how they are merged.
 
-PEFT alone would add them afterwards, whole on every rank, and nothing would add up their gradients.
+A model that is sharded when it is loaded has its adapters before, so that FSDP2 shards them with the rest. PEFT alone
+would add them afterwards, whole on every rank, and nothing would add up their gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from transformers import AutoConfig
 
 from rewired.families import classes
 
+from ..recipe.keys import Recipe
+from .trainable import lora_config
+
 _ADAPTER = "default"  # as PEFT calls it
 _BASE = ".base_layer."
 
 
-def load(folder: Path, lora: LoraConfig, **options: Any) -> Any:
+def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
     """The model in `folder`, or in a checkpoint that this training has saved, with adapters that alone are trained."""
-    family = AutoConfig.from_pretrained(folder, trust_remote_code=False).family
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    family, lora = config.family, lora_config(config, recipe)
     plain = classes(family, "ForCausalLM")
     kept = {"lora_A", "lora_B"} | set(plain._keep_in_fp32_modules_strict or ())  # as PEFT keeps adapters
     attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept}
