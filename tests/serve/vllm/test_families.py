@@ -42,26 +42,21 @@ def save(folder: Path, model_type: str, wiring: str, tp_shards: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def ranks(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture(scope="module")
 def checkpoints(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return {case: save(folder / "-".join(case), *case, tp_shards=ranks) for case in CASES}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["eager", "compiled"])
+@pytest.fixture(scope="module")
 def generated(
-    request: pytest.FixtureRequest,
+    enforce_eager: bool,
     ranks: int,
     checkpoints: dict[tuple[str, str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Any, Any]:
     jobs: dict[Any, dict[str, Any]] = {
-        case: {"model": str(model), "enforce_eager": request.param} for case, model in checkpoints.items()
+        case: {"model": str(model), "enforce_eager": enforce_eager} for case, model in checkpoints.items()
     }
     return answers(jobs, tmp_path_factory.mktemp("engine"), ranks)
 

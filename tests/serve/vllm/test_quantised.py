@@ -31,11 +31,6 @@ CASES = [(scheme, wiring) for scheme in DTYPES for wiring in WIRINGS]
 TOLERANCE = 0.05  # in logits, of which a token may be worse than the best
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def ranks(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture(scope="module")
 def checkpoints(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
@@ -48,14 +43,14 @@ def checkpoints(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
     return made
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["eager", "compiled"])
+@pytest.fixture(scope="module")
 def generated(
-    request: pytest.FixtureRequest,
+    enforce_eager: bool,
     ranks: int,
     checkpoints: dict[tuple[str, str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Any, Any]:
-    options = {"enforce_eager": request.param}
+    options = {"enforce_eager": enforce_eager}
     jobs: dict[Any, dict[str, Any]] = {
         (scheme, wiring): {"model": str(model), "dtype": str(DTYPES[scheme]).removeprefix("torch."), **options}
         for (scheme, wiring), model in checkpoints.items()

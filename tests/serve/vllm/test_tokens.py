@@ -15,11 +15,6 @@ pytest.importorskip("vllm")
 from .models import PAYLOADS, WIRINGS, answers, greedy, regret, save
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def ranks(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture(scope="module")
 def checkpoints(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
@@ -31,11 +26,11 @@ def expected(checkpoints: dict[str, Path]) -> dict[str, Any]:
     return {name: greedy(checkpoints[name]) for name in WIRINGS}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["eager", "compiled"])
+@pytest.fixture(scope="module")
 def generated(
-    request: pytest.FixtureRequest, ranks: int, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    enforce_eager: bool, ranks: int, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    jobs = {name: {"model": str(model), "enforce_eager": request.param} for name, model in checkpoints.items()}
+    jobs = {name: {"model": str(model), "enforce_eager": enforce_eager} for name, model in checkpoints.items()}
     return answers(jobs, tmp_path_factory.mktemp("engine"), ranks)
 
 
