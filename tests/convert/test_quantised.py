@@ -199,13 +199,19 @@ def test_an_unknown_quantisation_is_one_sentence(entry: Any, sentence: str, dens
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("lost", ["weight_scale", "weight_packed"])
-def test_a_part_that_is_missing_is_named(lost: str, dense: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model.layers.1.mlp.up_proj.weight_scale", "its quantised weights need"),
+        ("model.layers.1.mlp.up_proj.weight_packed", "its quantised weights need"),
+        ("model.embed_tokens.weight", "its config.json implies"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(name: str, why: str, dense: Path, tmp_path: Path) -> None:
     source = quantise(dense, tmp_path / "source", "W4A16")
     weights = load_file(source / "model.safetensors")
-    name = f"model.layers.1.mlp.up_proj.{lost}"
     save_file({key: tensor for key, tensor in weights.items() if key != name}, source / "model.safetensors")
-    with pytest.raises(ValueError, match=f"lacks the tensor '{name}', which its quantised weights need"):
+    with pytest.raises(ValueError, match=f"lacks the tensor '{name}', which {why}"):
         convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS))
 
 

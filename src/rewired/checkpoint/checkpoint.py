@@ -148,8 +148,9 @@ class Checkpoint:
                 raise ValueError(f"{INDEX} places '{name}' in {file}, which does not hold it.")
 
     def _check_shapes(self, tensors: Mapping[str, TensorInfo]) -> None:
+        embedding = f"{self.shape.family.in_base(self.shape.family.embedding)}.weight"
         for name, shape in self.shape.tensors().items():
-            if self.is_quantised and len(shape) == 2:
+            if self.is_quantised and len(shape) == 2 and name != embedding:
                 if lacks := missing(name, shape, tensors, self.config[ENTRY]["quant_method"]):
                     raise ValueError(f"{self.folder} lacks the tensor '{lacks}', which its quantised weights need.")
                 continue
