@@ -1,4 +1,5 @@
-"""Everything that only a GPU shows, in one command: tests, speed against stock Llama, a refit, kernels, trainings.
+"""Everything that only a GPU shows, in one command: tests, wirings among emulated ranks, speed against stock Llama,
+kernels, a refit, trainings.
 
     make gpu               on a machine with one GPU and no network; results/gpu/
     make gpu DEVICE=cpu    the same with tiny shapes, to try it; build/gpu-cpu/
@@ -27,9 +28,10 @@ import torch
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-NEEDED = (5, 23)  # of transformers
-OPTIONAL = ("triton", "trl", "liger-kernel", "flash-attn")
-OTHERS = ("ladder+peek", "parallel", "desync-4x", "partial-0.5")  # wirings
+TRANSFORMERS = (5, 17)  # at least
+NEEDED = ("safetensors", "huggingface_hub", "typer", "rich", "matplotlib", "peft", "pytest", "hypothesis", "scipy")
+OPTIONAL = ("triton", "trl", "datasets", "liger-kernel", "flash-attn")
+WIRINGS = ("ladder", "ladder+peek", "parallel", "desync-4x", "partial-0.5", "ladder+int8")
 LOG, COMPILED = "log.txt", "inductor"
 
 
@@ -48,21 +50,20 @@ class Part:
 def parts(device: str) -> list[Part]:
     """The important first."""
     is_gpu = device == "cuda"
-    small = "llama-3.2-1b" if is_gpu else "tiny"
-    timing = ["--prompt", "2048", "--new", "32", "--rounds", "7"] if is_gpu else ["--prompt", "64", "--new", "4"]
-    speed = [*timing, "--wirings"]
+    small, large = ("llama-3.2-1b", "llama-3.1-70b") if is_gpu else ("tiny", "tiny")
+    speed = [] if is_gpu else ["--prompt", "64", "--new", "4"]
+    alone = [] if is_gpu else ["--layers", "2", "--prompt", "64", "--new", "4", "--rounds", "3"]
     calibration = ["--tokens", "65536" if is_gpu else "2048"]
     sizes = [] if is_gpu else ["--tokens", "64", "--hidden", "1024", "--weights", str(1 << 17)]
     training = ["--rows", "4", "--length", "1024"] if is_gpu else ["--rows", "2", "--length", "64", "--steps", "3"]
     all_parts = [
-        Part("tests", 2.0, ["run_tests.py"]),
-        Part("speed-1b", 1.3, ["speed.py", small, *speed, "ladder"]),
-        Part("speed-8b", 1.5, ["speed.py", "llama-3.1-8b", *speed, "ladder"]),
-        Part("refit", 0.5, ["refit.py", small, *calibration]),
-        Part("kernels", 0.5, ["kernel_speed.py", *sizes]),
+        Part("tests", 1.8, ["run_tests.py"]),
+        Part("emulated", 2.7, ["emulated.py", large, *alone, "--wirings", *WIRINGS]),
+        Part("speed-1b", 1.3, ["speed.py", small, *speed, "--wirings", "ladder"]),
+        Part("kernels", 0.6, ["kernel_speed.py", *sizes]),
+        Part("refit", 0.6, ["refit.py", small, *calibration]),
         Part("training", 1.2, ["training.py", small, *training]),
-        Part("speed-1b-others", 0.9, ["speed.py", small, *speed, *OTHERS]),
-        Part("speed-8b-others", 1.1, ["speed.py", "llama-3.1-8b", *speed, *OTHERS]),
+        Part("speed-8b", 1.5, ["speed.py", "llama-3.1-8b", *speed, "--layers", "8", "--wirings", "ladder"]),
     ]
     return [part for part in all_parts if is_gpu or "8b" not in part.name]
 
@@ -117,11 +118,12 @@ def problem(device: str) -> str | None:
     """Why nothing can be run here, None if it can."""
     if device == "cuda" and not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU here; make gpu DEVICE=cpu tries everything with tiny shapes."
-    found = installed("transformers")
-    if found is None or tuple(map(int, found.split(".")[:2])) < NEEDED:
-        wanted = ".".join(map(str, NEEDED))
-        return f"transformers {wanted} is needed and {found or 'none'} is here: CONTRIBUTING.md says how to bring it."
-    return None
+    found, how = installed("transformers"), "CONTRIBUTING.md says how to bring it."
+    if found is None or tuple(map(int, found.split(".")[:2])) < TRANSFORMERS:
+        wanted = ".".join(map(str, TRANSFORMERS))
+        return f"transformers {wanted} is needed and {found or 'none'} is here: {how}"
+    missing = [package for package in NEEDED if not find_spec(package)]
+    return f"{', '.join(missing)} is needed here: {how}" if missing else None
 
 
 def installed(package: str) -> str | None:

@@ -74,13 +74,14 @@ def comm_steps(args: Any, bits: int) -> Iterator[Step]:
     bf16 = torch.bfloat16
     yield "comm: unpack weights", lambda: packing.unpack_shards(packed, packing=packing_, dtype=bf16), [packed]
     slices = torch.randn(2, RANKS, args.weights // RANKS // 2, device=args.device, dtype=bf16)
+    rotation = packing.hadamard(slices.device)
     half = Layout((args.weights // RANKS // 2,), (True,))
     yield (
         "comm: reorder and rotate gradients",
-        lambda: packing.split_slices(slices, layout=half, rotated=True),
+        lambda: packing.split_slices(slices, rotation, layout=half),
         [slices],
     )
-    parts, halves = packing.split_slices(slices, layout=half, rotated=True), Packing(f"int{bits}", half)
+    parts, halves = packing.split_slices(slices, rotation, layout=half), Packing(f"int{bits}", half)
     yield "comm: quantise gradients", lambda: packing.pack_parts(*parts, packing=halves), parts
     sent = packing.pack_parts(*parts, packing=halves)
     yield "comm: unpack and add up gradients", lambda: packing.add_up(sent, packing=halves), [sent]

@@ -6,6 +6,7 @@ no model can be faster than those bytes over the measured bandwidth of a copy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,20 +35,29 @@ def main() -> None:
     made.add_argument("--prompt", type=int, default=2048, help="tokens of a prefill (default 2048)")
     made.add_argument("--new", type=int, default=32, help="tokens decoded in one timed run (default 32)")
     made.add_argument("--rounds", type=int, default=7, help="(default 7)")
+    made.add_argument("--layers", type=int, help="of the model; by default all")
     args = made.parse_args()
+    shape = named_shapes()[args.model]
+    shape = replace(shape, num_hidden_layers=args.layers or shape.num_hidden_layers)
     bandwidth = copy_bandwidth(args.device)
     if args.device == "cuda":
         torch.cuda.empty_cache()  # the ranks of the bench are other processes
-    size = bytes_per_token(named_shapes()[args.model], args.prompt, args.new)
+    size = bytes_per_token(shape, args.prompt, args.new)
     progress(f"a copy moves {bandwidth / 1e12:.3f} TB/s, read and written")
     request = BenchRequest(
-        args.model, tuple(args.wirings), prompt=args.prompt, new=args.new, rounds=args.rounds, device=args.device
+        args.model, tuple(args.wirings), args.prompt, args.new, args.layers, args.rounds, device=args.device
     )
     with TemporaryDirectory(prefix="rewired-speed-") as scratch:
         results = bench(request, [1], [1], Path(scratch))
     shares = {row["wiring"]: size / bandwidth / row["decode_compiled_seconds"] for row in results["rows"]}
     bounds = [f"{name}, compiled, of the bound: {share:.0%} (goal {GOAL:.0%})" for name, share in shares.items()]
-    text = TEXT.format(args=args, size=size / 1e9, bandwidth=bandwidth / 1e12, bound=1e3 * size / bandwidth)
+    text = TEXT.format(
+        args=args,
+        layers=shape.num_hidden_layers,
+        size=size / 1e9,
+        bandwidth=bandwidth / 1e12,
+        bound=1e3 * size / bandwidth,
+    )
     measured = [markdown(table.headings, table.rows) for table in tables(results)]
     lines = "\n".join(f"- {line}" for line in [*verdicts(results), *bounds])
     write(args.section, f"## Speed, {args.model}", f"{text} {READING}", *measured, lines)
@@ -69,9 +79,9 @@ def copy_bandwidth(device: str, repeats: int = 20) -> float:
     return 2 * size / median(timed(copy) for _ in range(repeats))
 
 
-TEXT = """Batch 1, a prompt of {args.prompt} tokens, {args.new} new ones, {args.rounds} rounds, random bfloat16 weights.
-A token takes {size:.2f} GB of weights and cache, and a copy moves {bandwidth:.3f} TB/s: no token can take less than
-{bound:.3g} ms, the bound."""
+TEXT = """{layers} layers, batch 1, a prompt of {args.prompt} tokens, {args.new} new ones, {args.rounds} rounds, random
+bfloat16 weights. A token takes {size:.2f} GB of weights and cache, and a copy moves {bandwidth:.3f} TB/s: no token can
+take less than {bound:.3g} ms, the bound."""
 
 if __name__ == "__main__":
     main()

@@ -28,7 +28,7 @@ from rewired.model.wiring import ModuleWiring
 
 from .checks import ends_dense, overlaps, overlaps_by_engine
 from .held_shards import HeldGain, hold_shards
-from .side_stream import SideStream
+from .side_stream import SideSums
 
 
 class RewiredForCausalLM:
@@ -179,13 +179,13 @@ def _shards(config: Any) -> Shards:
     return Shards(total, total // group.world_size, group.device_group.group_name if group.world_size > 1 else None)
 
 
-_side_streams: dict[str, SideStream] = {}  # by process group; on a CPU there are none
+_side_streams: dict[str, SideSums] = {}  # by process group; on a CPU there are none
 
 
 def _put_beside_compute(group: Any) -> None:
     name = group.device_group.group_name
     if name not in _side_streams:
-        _side_streams[name] = SideStream(group.all_reduce, group.device)
+        _side_streams[name] = SideSums(group.all_reduce, group.device)
         start_sums_by(name, _side_streams[name].start)
 
 

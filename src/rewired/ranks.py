@@ -5,6 +5,7 @@ For our own commands. Scripts, and runs on several machines, take torchrun.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -117,17 +118,35 @@ class _Group:
         os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
         if self.device_type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
-        else:
-            torch.cuda.set_device(self.rank)
         torch.set_num_threads(max(1, torch.get_num_threads() // self.ranks))
-        torch.distributed.init_process_group(
-            {"cpu": "gloo", "cuda": "nccl"}[self.device_type],
-            init_method=self.store,
-            rank=self.rank,
-            world_size=self.ranks,
-            timeout=timedelta(seconds=self.timeout_seconds),
-            device_id=torch.device("cuda", self.rank) if self.device_type == "cuda" else None,
-        )
+        where = {"init_method": self.store, "rank": self.rank, "world_size": self.ranks}
+        enter_group(self.device_type, self.rank, self.timeout_seconds, **where)
+
+
+def enter_group(device_type: str, local_rank: int, timeout_seconds: float, **where: Any) -> None:
+    """Join the process group, gloo on "cpu" and NCCL on "cuda"; `where` is as torch takes it, by default torchrun's.
+
+    NCCL's kernels go before others, or a small all-reduce would queue behind all blocks of a product.
+    """
+    import torch
+
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_seconds)}
+    if device_type == "cuda":
+        torch.cuda.set_device(local_rank)
+        urgent = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options |= {"device_id": torch.device("cuda", local_rank), "pg_options": urgent}
+    torch.distributed.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device_type], **options, **where)
+
+
+def leave_group() -> None:
+    """End the process group. CUDA graphs keep its communicators, and NCCL would wait for them for ever."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.synchronize()
+    torch.distributed.destroy_process_group()
 
 
 def _collect(processes: Sequence[BaseProcess], connections: Sequence[Connection]) -> list[Any]:
@@ -189,7 +208,7 @@ def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any
     if not isinstance(outcome, Exception):
         with suppress(RuntimeError):  # another rank's failure, which the parent hears from that rank
             torch.distributed.barrier()  # nobody hangs up while another still listens
-            torch.distributed.destroy_process_group()
+            leave_group()
 
 
 def _end_with_parent(connection: Connection) -> None:

@@ -63,6 +63,7 @@ KERNELS = [
     (COMPUTE, 42, 45, "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"),
     (NCCL, 95, 30, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     (NCCL, 130, 9, "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    (NCCL, 140, 8, "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(...)"),
 ]
 MARKS = [(COMPUTE, 0, 40, ATTENTION), (COMPUTE, 42, 45, MLP), (NCCL, 40, 50, "nccl:all_reduce")]
 
@@ -71,7 +72,7 @@ def event(category: str, thread: int, start: float, duration: float, name: str) 
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": thread, "ts": start, "dur": duration}
 
 
-def test_kernels_of_nccl_are_the_all_reduces_of_a_gpu(tmp_path: Path) -> None:
+def test_kernels_that_communicate_are_told_from_those_that_compute(tmp_path: Path) -> None:
     """The CPU is ahead of the GPU: when it launches says nothing."""
     on_cpu = [event("cpu_op", 1, start, 1, "c10d::allreduce_") for start in (-30, -20)]
     on_cpu += [event("user_annotation", 1, -35, 3, ATTENTION), event("cpu_op", 1, -35, 2, "aten::mm")]
@@ -80,7 +81,9 @@ def test_kernels_of_nccl_are_the_all_reduces_of_a_gpu(tmp_path: Path) -> None:
     with gzip.open(file, "wt") as stream:
         json.dump({"traceEvents": [*on_gpu, *on_cpu, {"ph": "M", "name": "process_name"}]}, stream)
     rank = read(file)
-    assert [(each.start, each.end, each.module) for each in rank.all_reduces] == [(40, 90, ATTENTION), (95, 125, MLP)]
+    assert [(each.start, each.end, each.module) for each in rank.all_reduces] == [
+        (40, 90, ATTENTION), (95, 125, MLP), (130, 139, MLP), (140, 148, MLP)
+    ]  # fmt: skip
     assert [(each.start, each.end) for each in rank.products] == [(0, 40), (42, 87)]
     assert [(each.name, each.start, each.end) for each in rank.modules] == [(ATTENTION, 0, 40), (MLP, 42, 87)]
     assert rank.waits == []

@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rewired.comm.packing import Packing, add_up, join_parts, pack_parts, pack_shard, split_slices, unpack_shards
+from rewired.comm.packing import (
+    Packing,
+    add_up,
+    hadamard,
+    join_parts,
+    pack_parts,
+    pack_shard,
+    split_slices,
+    unpack_shards,
+)
 from tests.rewired.test_kernels import compiling
 
 from .test_packing import LAYOUT
+
+HADAMARD = hadamard(torch.device("cpu"))
 
 
 def both_ways(packing: Packing) -> list[torch.Tensor]:
@@ -17,8 +28,8 @@ def both_ways(packing: Packing) -> list[torch.Tensor]:
     slices[0, 1, :128], slices[1, 0, 200], slices[1, 1, 4] = 0, 3e38, float("nan")
     packed = torch.stack([pack_shard(shard, packing=packing) for shard in slices[0]])
     weights = unpack_shards(packed, packing=packing, dtype=torch.bfloat16)
-    sent = pack_parts(*split_slices(slices, layout=LAYOUT, rotated=True), packing=packing)
-    total = join_parts(*add_up(add_up_packed(sent, packing), packing=packing), layout=LAYOUT, rotated=True, factor=0.25)
+    sent = pack_parts(*split_slices(slices, HADAMARD, layout=LAYOUT), packing=packing)
+    total = join_parts(*add_up(add_up_packed(sent, packing), packing=packing), HADAMARD, layout=LAYOUT, factor=0.25)
     return [packed, weights, total]
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from rewired.comm.packing import BITS, Layout, Packing, Parts, rotate
+from rewired.comm import packing
+from rewired.comm.packing import BITS, Layout, Packing, Parts
 
 LAYOUT = Layout((100, 3, 157, 7), (True, False, True, False))  # 257 numbers of matrices: two blocks and one number more
 layouts = st.lists(st.tuples(st.integers(0, 300), st.booleans()), min_size=1, max_size=5)
@@ -77,6 +78,10 @@ def test_what_is_not_finite_is_seen_where_it_was(dtype: str, bad: float) -> None
     found = there_and_back(flat, dtype)
     assert not found[5].isfinite() and found[150:].isfinite().all()
     assert dtype == "bf16" or not found[:100].isfinite().any()  # its block, as far as it is of the first matrix
+
+
+def rotate(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks @ packing.hadamard(blocks.device)
 
 
 def test_a_rotation_is_the_hadamard_matrix_and_its_own_inverse() -> None:

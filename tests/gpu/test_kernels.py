@@ -34,7 +34,7 @@ def test_what_a_training_sends(dtype: str, device: str) -> None:
     for where in ("cpu", device):
         packed = torch.stack([pack_shard(shard, packing=packing) for shard in shards.to(where)])
         sent = pack_parts(*layout.split(shards.to(where)), packing=packing)
-        total = join_parts(*add_up(sent, packing=packing), layout=layout, rotated=False, factor=0.25)
+        total = join_parts(*add_up(sent, packing=packing), layout=layout, factor=0.25)
         answers.append([unpack_shards(packed, packing=packing, dtype=torch.bfloat16).cpu(), total.cpu()])
     for found, expected in zip(*answers, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

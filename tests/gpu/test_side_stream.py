@@ -1,7 +1,4 @@
-"""An engine's all-reduce on a stream of its own: compute goes on beside it, and a wait waits.
-
-Never run on a GPU yet.
-"""
+"""An engine's all-reduce on a stream of its own: compute goes on beside it, and a wait waits."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rewired.serve.vllm.side_stream import SideStream
+from rewired.serve.vllm.side_stream import SideSums
 
 pytestmark = pytest.mark.gpu
 LONG = 2_000_000_000  # cycles of a clock: about a second
@@ -36,7 +33,7 @@ def summing(cycles: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def test_compute_goes_on_beside_a_sum(gpu: torch.device) -> None:
     """By the order of events: the product after the start is done while the sum is not."""
-    side, output = SideStream(summing(LONG), gpu), torch.ones(64, 64, device=gpu)
+    side, output = SideSums(summing(LONG), gpu), torch.ones(64, 64, device=gpu)
     output @ output  # the library is loaded
     total = side.start(output)
     under_way = side.stream.record_event()
@@ -48,7 +45,7 @@ def test_compute_goes_on_beside_a_sum(gpu: torch.device) -> None:
 
 
 def test_sums_follow_one_another_and_whoever_joins(gpu: torch.device) -> None:
-    side, output = SideStream(summing(LONG // 10), gpu), torch.ones(8, device=gpu)
+    side, output = SideSums(summing(LONG // 10), gpu), torch.ones(8, device=gpu)
     first, second = side.start(output), side.start(output)
     under_way = side.stream.record_event()
     side.join()
@@ -58,7 +55,7 @@ def test_sums_follow_one_another_and_whoever_joins(gpu: torch.device) -> None:
 
 
 def test_in_a_cuda_graph(gpu: torch.device) -> None:
-    side, output = SideStream(lambda output: 2 * output, gpu), torch.ones(64, 64, device=gpu)
+    side, output = SideSums(lambda output: 2 * output, gpu), torch.ones(64, 64, device=gpu)
 
     def step() -> torch.Tensor:
         total = side.start(output)

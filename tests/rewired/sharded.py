@@ -74,6 +74,10 @@ class Events(TorchDispatchMode):
             self.index_of[result.data_ptr()] = len(self.payloads)
             self.log.append(("start", len(self.payloads)))
             self.payloads.append(Payload(args[0].shape[-1], args[0].nbytes, args[0].dtype))
+        elif name == "allreduce_":  # in place and at once, where nothing hides it
+            (summed,), *_ = args
+            self.log += [("start", len(self.payloads)), ("wait", len(self.payloads))]
+            self.payloads.append(Payload(summed.shape[-1], summed.nbytes, summed.dtype))
         elif name == "wait_tensor":
             self.log.append(("wait", self.index_of.get(args[0].data_ptr(), -1)))
         elif name in self.products:

@@ -151,7 +151,7 @@ def test_a_module_runs_while_the_payload_before_it_is_held_back(preset: str, ove
 
 def with_an_all_to_all_held_back(folder: Path) -> bool | None:
     model = load(folder, 2)
-    held = HeldBack(8, "send")  # the fifth all-to-all: an all-gather follows each
+    held = HeldBack(8, ("send",))  # the fifth all-to-all: an all-gather follows each
     with torch.no_grad(), held:
         model(tokens())
     return held.was_told

@@ -168,11 +168,13 @@ def with_an_all_reduce_held_back(folder: Path, direction: str) -> bool | None:
 
 
 class HeldBack(TorchDispatchMode):
-    """Rank 1 holds back its `collective` number `index` until rank 0 has run some matrix products after its own."""
+    """Rank 1 holds back its collective number `index` until rank 0 has run some matrix products after its own."""
 
-    def __init__(self, index: int, collective: str = "all_reduce", products: int = 3) -> None:
+    def __init__(
+        self, index: int, collectives: tuple[str, ...] = ("all_reduce", "allreduce_"), products: int = 3
+    ) -> None:
         super().__init__()
-        self.index, self.collective, self.seen, self.products = index, collective, 0, products
+        self.index, self.collectives, self.seen, self.products = index, collectives, 0, products
         self.rank = torch.distributed.get_rank()
         self.store = torch.distributed.distributed_c10d._get_default_store()
         self.told = f"rank 0 has gone on after {index}"
@@ -180,7 +182,7 @@ class HeldBack(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
-        if name == self.collective:
+        if name in self.collectives:
             if self.seen == self.index and self.rank == 1:
                 self.was_told = self.wait_to_be_told()
             self.seen += 1

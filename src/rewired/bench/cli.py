@@ -15,7 +15,7 @@ from rewired.model.wiring_text import parse_wirings
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
+from .request import CONTINUOUS, TRANSFORMERS, BenchRequest, Emulation
 
 _WIRINGS = "ladder; ladder+peek; parallel; desync-2x; desync-4x; partial-0.5; none"
 
@@ -61,9 +61,17 @@ def _bench(
         typer.Option(
             metavar="RATE",
             help="Also time over a slow link between ranks of this machine: on CPUs, as root, a rate such as 1gbit; "
-            "on NVIDIA no-p2p, where GPUs reach each other through host memory.",
+            "on NVIDIA no-p2p, where GPUs reach each other through host memory. With --emulated, whose all-reduces: "
+            "h100:vllm, l40s:nccl, ..., hardware and library of rewired plan.",
         ),
     ] = None,
+    emulated: Annotated[
+        bool,
+        typer.Option(
+            "--emulated",
+            help="Run one of the ranks alone, on one GPU, where collectives take the times that --link names.",
+        ),
+    ] = False,
     engine: Annotated[
         str,
         typer.Option(help="What runs the models: transformers, transformers-cb (its continuous batching) or vllm."),
@@ -83,6 +91,7 @@ def _bench(
 
     ```
     rewired bench llama-3.1-70b --tp 8 --batch 1,4,16,64 --layers 8 --out bench-70b
+    rewired bench llama-3.1-70b --tp 8 --layers 8 --emulated --out bench-alone
     rewired bench ./my-hybrid --tp 2 --wirings "own; none" --out bench-mine
     torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
     ```
@@ -93,7 +102,8 @@ def _bench(
         from .run import bench
 
         ranks = _ranks(tp)
-        device = choose_device(device, torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks))
+        here = 1 if emulated else torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks)
+        device = choose_device(device, here)
         request = BenchRequest(
             model,
             tuple(parse_wirings(wirings)),
@@ -106,6 +116,7 @@ def _bench(
             link,
             compiled and engine != CONTINUOUS,
             engine,
+            Emulation() if emulated else None,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
         if torchrun.is_first_rank():

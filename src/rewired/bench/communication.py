@@ -12,9 +12,11 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .links import on_link
 from .timing import Run, interleaved, timed
 
 SIZES = tuple(4**power for power in range(6, 13))  # bytes, 4 KiB to 16 MiB
+LARGE = 4**13  # 64 MiB, as a prefill of 4,096 tokens by a 70B sends
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def measure_all_reduces(
     groups: Mapping[str, ProcessGroup],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | None = None,
     rounds: int = 15,
 ) -> list[AllReduceTime]:
     """The times on each of `groups`, which are named after their links and hold all ranks, by `sizes` in bytes.
@@ -40,9 +42,9 @@ def measure_all_reduces(
     They are timed in turns. All ranks call this together, and return the same: the slowest rank's times.
     """
     runs: dict[tuple[int, str], Run] = {}
-    for size in sizes:
+    for size in sizes or (SIZES if torch.device(device).type == "cpu" else (*SIZES, LARGE)):
         tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=device)
-        runs |= {(size, name): _timed_on(group, tensor) for name, group in groups.items()}
+        runs |= {(size, name): on_link(name, group, _timed_on(group, tensor)) for name, group in groups.items()}
     for run in runs.values():
         run()  # warms up
     rows = []
@@ -53,8 +55,8 @@ def measure_all_reduces(
 
 
 def _timed_on(group: ProcessGroup, tensor: torch.Tensor) -> Run:
-    """Of one all-reduce. Small ones are timed several in a row: ranks leave the barrier some time apart."""
-    in_a_row = max(1, min(16, (1 << 20) // tensor.nbytes))
+    """Of one all-reduce. Several are timed in a row: ranks leave the barrier some time apart, and clocks are coarse."""
+    in_a_row = max(4 if tensor.is_cuda else 1, min(16, (1 << 20) // tensor.nbytes))
 
     def reduce() -> None:
         for _ in range(in_a_row):

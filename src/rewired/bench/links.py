@@ -6,7 +6,7 @@ Over an emulated link gloo's threads have real-time priority: they stand for the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
@@ -18,10 +18,13 @@ from torch import distributed
 from rewired.model import quantised_reduction
 
 from . import torchrun
+from .emulated import EmulatedGroup, Times
 from .link import EmulatedLink, group_over_fast_link
-from .request import VLLM, BenchRequest
+from .request import TRANSFORMERS, VLLM, BenchRequest
+from .timing import Run
 
 LOOPBACK, SHARED_MEMORY, NCCL, NO_P2P = "loopback", "shared memory", "nccl", "no-p2p"
+DEFAULT_LINK = "h100:vllm"  # of a rank that is alone
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
@@ -29,6 +32,9 @@ TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer th
 
 def check_link(request: BenchRequest) -> None:
     """Raise ValueError where `request.link` is none that this run can have."""
+    if request.emulation is not None:
+        _check_emulation(request)
+        return
     if request.link is None:
         return
     if torchrun.is_joined():
@@ -45,10 +51,21 @@ def check_link(request: BenchRequest) -> None:
     link.check_machine()
 
 
+def _check_emulation(request: BenchRequest) -> None:
+    if torchrun.is_joined() or request.engine != TRANSFORMERS:
+        raise ValueError("--emulated is for one process that runs transformers: leave out torchrun and --engine.")
+    Times.of(emulated_link(request), 2)
+
+
+def emulated_link(request: BenchRequest) -> str:
+    """Whose all-reduces a rank waits for that is alone."""
+    return request.link or DEFAULT_LINK
+
+
 @contextmanager
 def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] | None]:
     """What each rank has to do before it joins the others, while the link stands."""
-    if request.link is None or tp == 1:
+    if request.link is None or tp == 1 or request.emulation is not None:
         yield None
     elif request.link == NO_P2P:
         yield _go_through_host_memory
@@ -60,6 +77,8 @@ def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] |
 def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
     """A process group of all ranks for each link; called on the ranks."""
     world = distributed.group.WORLD
+    if isinstance(world, EmulatedGroup):
+        return dict.fromkeys(world.scales, world)
     if request.device == "cuda":
         return {request.link or NCCL: world}
     if request.link is None or tp == 1:
@@ -67,6 +86,18 @@ def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
     both = {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
     let_gloo_preempt()
     return both
+
+
+def on_link(link: str, group: Any, run: Run) -> Run:
+    """`run`, over one of the links that share a group."""
+    if not isinstance(group, EmulatedGroup):
+        return run
+
+    def run_there() -> Mapping[str, float]:
+        group.scale = group.scales[link]
+        return run()
+
+    return run_there
 
 
 def _go_through_host_memory(rank: int) -> None:

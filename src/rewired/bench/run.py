@@ -21,7 +21,7 @@ from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
 from rewired.progress import announce
-from rewired.ranks import run_on_ranks
+from rewired.ranks import leave_group, run_on_ranks
 from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
 
@@ -32,7 +32,7 @@ from .memory import check_memory
 from .request import VLLM, BenchRequest
 from .results import CellFile, to_json
 from .trace import Profile
-from .transformers_engine import RankJob
+from .transformers_engine import RankJob, measure_alone
 from .transformers_engine import measure as in_transformers
 
 
@@ -71,6 +71,8 @@ def bench(
         if profile and torchrun.is_first_rank():
             names = [rival.name for rival in rivals]
             profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")
+    if torchrun.is_joined():
+        leave_group()
     header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": environment(request.device)}
     return to_json(request, model.shape.num_hidden_layers, measured.cells, header)
 
@@ -139,13 +141,14 @@ def _check_vllm(profiles: bool) -> None:
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     measure = vllm_engine.measure if job.request.engine == VLLM else in_transformers
+    is_alone = job.request.emulation is not None and job.tp > 1
     if torchrun.is_joined():
         measure(job, batches, measured)
         return
     with prepared(job.request, job.tp) as prepare:
         run_on_ranks(
-            measure,
-            job.tp,
+            measure_alone if is_alone else measure,
+            1 if is_alone else job.tp,
             job,
             batches,
             measured,

@@ -53,7 +53,7 @@ def _settle() -> None:
 def _of_slowest_rank(samples: Samples) -> Samples:
     if not distributed.is_initialized():
         return samples
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    device = "cpu" if distributed.get_backend() == "gloo" or not torch.cuda.is_available() else "cuda"
     times = torch.tensor(list(samples.values()), dtype=torch.float64, device=device)
     distributed.all_reduce(times, op=distributed.ReduceOp.MAX)
     return dict(zip(samples, times.tolist(), strict=True))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import TypeVar
+
+from rewired.ranks import enter_group
 
 T = TypeVar("T")
 
@@ -30,12 +31,9 @@ def join(device: str, timeout_seconds: float) -> None:
     """Enter the process group: NCCL on "cuda", gloo on "cpu"."""
     import torch
 
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    else:
+    if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks_of_this_machine()))
-    backend = {"cuda": "nccl", "cpu": "gloo"}[device]
-    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    enter_group(device, int(os.environ["LOCAL_RANK"]), timeout_seconds)
 
 
 def of_first_rank(value: T) -> T:

@@ -26,6 +26,8 @@ ATTENTION, MLP = "attention", "MLP"
 
 _KINDS = {"Attention": ATTENTION, "MLP": MLP}  # by the ends of classes' names
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention")
+# in the names of kernels: NCCL's, also of payloads; vLLM's and FlashInfer's; those of ranks that are emulated
+_COLLECTIVES = ("nccl", "cross_device_reduce", "allreduce", "_hold")
 _LAUNCH, _WAIT, _GLOO = "c10d::allreduce_", "_c10d_functional::wait_tensor", "gloo:all_reduce"
 
 Event = dict[str, Any]  # of Chrome's format
@@ -85,7 +87,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TracedAllReduce:
-    """From when it is launched, over when the ranks begin to exchange, to when this rank has the sum: microseconds.
+    """Or another collective: when it is launched, when the ranks begin to exchange, when this rank has the sum; in µs.
 
     `module` launched it, as far as modules are marked.
     """
@@ -127,17 +129,17 @@ def _of_cpu(events: Sequence[Event]) -> RankTrace:
 
 
 def _of_gpu(events: Sequence[Event]) -> RankTrace:
-    """A kernel of NCCL starts when its stream comes to it: the launch on the CPU says nothing, which runs ahead."""
+    """A collective's kernel starts when its stream comes to it; the CPU runs ahead, and its launches say nothing."""
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    nccl = [event for event in kernels if "nccl" in event["name"].lower()]
-    streams = {event["tid"] for event in kernels if event not in nccl}
+    collectives = [event for event in kernels if any(part in event["name"].lower() for part in _COLLECTIVES)]
+    computing = [event for event in kernels if event not in collectives]
+    streams = {event["tid"] for event in computing}
     modules = _modules([event for event in events if event["tid"] in streams], "gpu_user_annotation")
     all_reduces = [
         TracedAllReduce(span.start, span.start, span.end, _launched_by(modules, span.start))
-        for span in map(_span, nccl)
-        if "allreduce" in span.name.lower()
+        for span in map(_span, collectives)
     ]
-    return RankTrace(modules, [_span(event) for event in kernels if event not in nccl], all_reduces, [])
+    return RankTrace(modules, [_span(event) for event in computing], all_reduces, [])
 
 
 def _modules(events: Sequence[Event], category: str) -> list[Span]:

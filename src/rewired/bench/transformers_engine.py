@@ -20,6 +20,8 @@ from rewired.progress import Progress
 
 from .communication import bytes_sent, measure_all_reduces
 from .contenders import NONE, STANDARD, STOCK, Contender
+from .emulated import join
+from .links import emulated_link, on_link
 from .links import groups as groups_of
 from .models import SharedWeights, build, mesh_of, silent_group
 from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
@@ -49,6 +51,14 @@ class RankJob:
     profile: Profile | None = None
 
 
+def measure_alone(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
+    """`measure` on the first of the ranks, where there are no others."""
+    distributed.destroy_process_group()
+    assert job.request.emulation is not None
+    join(job.tp, emulated_link(job.request), _device(job.request), job.request.emulation)
+    measure(job, batches, measured)
+
+
 @torch.no_grad()
 def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """Run on every rank: measure a cell for each batch; the first rank adds it to `measured` when it is done.
@@ -62,7 +72,7 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     models = _models(job, groups)
     _check_logits(models, job)
     for batch in batches:
-        cell = _measure_batch(models, batch, job, all_reduces)
+        cell = _measure_batch(models, groups, batch, job, all_reduces)
         if distributed.get_rank() == 0:
             measured.add(cell)
     if job.profile is not None:
@@ -71,12 +81,14 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
         job.profile.trace(on_link, prompt(on_link[STOCK], job.profile.batch, job.request.prompt))
 
 
-def _measure_batch(models: Models, batch: int, job: RankJob, all_reduces: Sequence[dict[str, Any]]) -> Cell:
+def _measure_batch(
+    models: Models, groups: Groups, batch: int, job: RankJob, all_reduces: Sequence[dict[str, Any]]
+) -> Cell:
     request = job.request
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
     sent = _bytes_sent(models, tokens, job)
-    runs = _ready(models, _ENGINES[request.engine](first, tokens, request))
+    runs = _ready(models, groups, _ENGINES[request.engine](first, tokens, request))
     samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
@@ -101,38 +113,53 @@ def _bytes_sent(models: Models, tokens: torch.Tensor, job: RankJob) -> dict[str,
     return sent
 
 
-def _ready(models: Models, engine: Steps | Batches) -> dict[tuple[int, str, str], Run]:
+def _ready(models: Models, groups: Groups, engine: Steps | Batches) -> dict[tuple[int, str, str], Run]:
     """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
     names = [name for _, name in models]
+    of_model: dict[int, list[Run]] = {}  # links that share a group share their models
     runs: dict[tuple[int, str, str], Run] = {}
     with Progress("bench: warm up model", len(models)) as progress:
         for (link, name), model in models.items():
-            for kind, run in enumerate(engine.runs(model)):
-                run()
-                run()
-                runs[kind, link, name] = run
+            if id(model) not in of_model:
+                of_model[id(model)] = list(engine.runs(model))
+            for kind, run in enumerate(of_model[id(model)]):
+                runs[kind, link, name] = on_link(link, groups[link], run)
+                runs[kind, link, name]()
+                runs[kind, link, name]()
             progress.advance()
     return {key: runs[key] for key in sorted(runs, key=lambda key: (key[0], names.index(key[2])))}
 
 
 def _models(job: RankJob, groups: Groups) -> Models:
     request = job.request
-    device = torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
+    device = _device(request)
     dtype: torch.dtype = getattr(torch, request.dtype)
     config = stock(family_in(job.config), "Config").from_dict({**stock_config(job.config), "dtype": dtype})
     weights = SharedWeights(dtype, device, distributed.get_rank())
     if job.weights is not None:
         weights.load(job.weights, config, job.tp)
     silent = silent_group() if job.tp > 1 else None
-    models: Models = {}
-    for (link, group), contender in product(groups.items(), job.contenders):
+
+    def made(group: Any, contender: Contender) -> Any:
         mesh = mesh_of(group if contender.communicates else silent, request.device) if job.tp > 1 else None
         model = build(contender, config, job.tp_shards, mesh)
         weights.fill(model, mesh)
         model._device_mesh = mesh_of(group, request.device)  # continuous batching keeps its ranks in step by it
-        models[link, contender.name] = model
-    return models
+        return model
+
+    of_group: dict[tuple[int, str], Any] = {}  # links may share a group, and then they share its models
+    for group, contender in product(groups.values(), job.contenders):
+        if (id(group), contender.name) not in of_group:
+            of_group[id(group), contender.name] = made(group, contender)
+    return {
+        (link, contender.name): of_group[id(group), contender.name]
+        for (link, group), contender in product(groups.items(), job.contenders)
+    }
+
+
+def _device(request: BenchRequest) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
 
 
 def _check_logits(models: Models, job: RankJob) -> None:

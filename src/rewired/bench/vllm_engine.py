@@ -191,7 +191,9 @@ def _join(job: RankJob) -> None:
     machine = rank if job.request.link else 0
     name = os.environ["VLLM_DIST_IDENT"] = f"rewired-{os.getppid()}-{machine}"
     with starting("the ranks"), set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(job.tp, rank, local_rank=rank, backend=distributed.get_backend())
+        init_distributed_environment(
+            job.tp, rank, local_rank=int(os.environ["LOCAL_RANK"]), backend=distributed.get_backend()
+        )
         initialize_model_parallel(job.tp)
     distributed.barrier()
     for memory in Path("/dev/shm").glob(f"{name}-*"):  # all ranks have it; what is killed would leave it behind

@@ -28,7 +28,7 @@ from rewired.model.quantised_reduction import all_to_all, wait
 
 from .nodes import Nodes
 from .options import Comm
-from .packing import Layout, Packing, Parts, add_up, join_parts, pack_parts, split_slices
+from .packing import Layout, Packing, Parts, add_up, hadamard, join_parts, pack_parts, split_slices
 
 _ERROR_BITS = 8
 _NEW_ERROR = 0.5  # the share of a step's error in the moving average
@@ -62,7 +62,7 @@ class GradientScatter(ReduceScatter):
         """Complete on return, or when backward has ended."""
         self._complete()  # where a layer is reduced twice in a backward
         slices = input_tensor.view(self.nodes.count, self.nodes.ranks, -1)
-        parts = split_slices(slices, layout=self.layout, rotated=self.comm.hadamard)  # for each rank of the node
+        parts = split_slices(slices, *self._rotation(slices), layout=self.layout)  # for each rank of the node
         of_node = self._hop(parts, self.comm.gradients_in_node, self.nodes.within, self.nodes.count == 1)()
         total = self._hop(of_node, self.comm.gradients, self.nodes.between, True)
         self._rest = partial(self._write, output_tensor, total, _factor(op, group.size()))
@@ -86,7 +86,10 @@ class GradientScatter(ReduceScatter):
         return lambda: add_up(wait(arriving), packing=packing)
 
     def _write(self, output: torch.Tensor, total: Callable[[], Parts], factor: float) -> None:
-        output.copy_(join_parts(*total(), layout=self.layout, rotated=self.comm.hadamard, factor=factor))
+        output.copy_(join_parts(*total(), *self._rotation(output), layout=self.layout, factor=factor))
+
+    def _rotation(self, like: torch.Tensor) -> list[torch.Tensor]:
+        return [hadamard(like.device)] if self.comm.hadamard else []
 
     @torch.no_grad()
     def _complete(self) -> None:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from rewired.model.reductions import WhenRead
-from rewired.model.rewired_layer import NO_STAND_INS, RewiredLayer, StandIns
+from rewired.model.rewired_layer import RewiredLayer, StandIns
 from rewired.model.sharding import is_plain_linear, on_this_rank
 
 
@@ -30,13 +30,13 @@ def compute_late(model: nn.Module) -> None:
             layer.stand_ins = late_linears  # type: ignore[method-assign]
 
 
-def late_linears(stock: Any) -> StandIns:
+def late_linears(stock: Any) -> StandIns | None:
     """Those of the readers of an attention or MLP that waits. To be called before it reads the stream."""
     wiring, shards = stock.wiring, stock.shards
     if shards.group is None or not wiring.wait or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return NO_STAND_INS
+        return None
     if wiring.reads_shards and shards.held > 1:
-        return NO_STAND_INS
+        return None
     readers = {linear.name: getattr(stock, linear.name) for linear in stock.names.readers}
     return {
         name: partial(_linear, _Late.apply(_as_computed(reader.weight)), _as_computed(reader.bias))

@@ -104,10 +104,10 @@ def unpack_shards(packed: torch.Tensor, *, packing: Packing, dtype: torch.dtype)
 
 
 @kernel()
-def split_slices(gradients: torch.Tensor, *, layout: Layout, rotated: bool) -> Parts:
+def split_slices(gradients: torch.Tensor, rotation: torch.Tensor | None = None, *, layout: Layout) -> Parts:
     """Each rank's slice, [nodes, ranks, numbers], as parts, [ranks, nodes, ...]."""
     blocks, others = layout.split(gradients)
-    return Parts((rotate(blocks) if rotated else blocks).transpose(0, 1), others.transpose(0, 1))
+    return Parts(_rotated(blocks, rotation).transpose(0, 1), others.transpose(0, 1))
 
 
 @kernel()
@@ -124,10 +124,10 @@ def add_up(packed: torch.Tensor, *, packing: Packing) -> Parts:
 
 @kernel()
 def join_parts(
-    blocks: torch.Tensor, others: torch.Tensor, *, layout: Layout, rotated: bool, factor: float
+    blocks: torch.Tensor, others: torch.Tensor, rotation: torch.Tensor | None = None, *, layout: Layout, factor: float
 ) -> torch.Tensor:
     """A slice's parts as its numbers, [numbers], times a factor."""
-    return layout.join(Parts(rotate(blocks) if rotated else blocks, others)).mul_(factor)
+    return layout.join(Parts(_rotated(blocks, rotation), others)).mul_(factor)
 
 
 def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:
@@ -137,15 +137,17 @@ def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-def rotate(blocks: torch.Tensor) -> torch.Tensor:
-    """Every block times the Hadamard matrix over sqrt(128), which is its own inverse: a large number's share is spread
-    over its block, so that the scale need not be made for it (SDP4Bit, arXiv 2410.15526)."""
-    return blocks @ _hadamard(blocks.device)
+def _rotated(blocks: torch.Tensor, rotation: torch.Tensor | None) -> torch.Tensor:
+    return blocks if rotation is None else blocks @ rotation
 
 
 @cache
-def _hadamard(device: torch.device) -> torch.Tensor:
-    """Sylvester's construction: H_2n = [[H, H], [H, -H]]."""
+def hadamard(device: torch.device) -> torch.Tensor:
+    """The Hadamard matrix over sqrt(128), which is its own inverse, by Sylvester: H_2n = [[H, H], [H, -H]].
+
+    Times it, a block spreads a large number's share, so that the scale need not be made for that (SDP4Bit, arXiv
+    2410.15526). Kernels take it as an argument: a compiler would make it anew in every call.
+    """
     matrix = torch.ones(1, 1)
     while len(matrix) < BLOCK:
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)

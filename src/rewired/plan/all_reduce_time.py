@@ -92,22 +92,29 @@ class AllReduce:
         """Of `size` bytes on each of `gpus` GPUs; nothing on one."""
         if gpus == 1:
             return 0.0
-        nodes = math.ceil(gpus / self.gpus_per_node)
-        between = self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
-        return self.scale * (self.within_node(size, gpus) + between + self.slack)
+        return self.scale * (self.within_node(size, gpus) + self._between_nodes(size, gpus) + self.slack)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
-        """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would.
+        """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would."""
+        return sum(self.halves_seconds(size, gpus))
 
-        A reduce-scatter stands for the all-to-all: it sends as much. Where these two were not measured, an all-reduce
-        stands for both, and one more slack for the second.
+    def halves_seconds(self, size: float, gpus: int) -> tuple[float, float]:
+        """Of each of the two, of `size` bytes of all ranks' rows.
+
+        A reduce-scatter stands for the all-to-all: it sends as much. Where these two were not measured, each is half of
+        an all-reduce.
         """
-        seconds = self.seconds(size, gpus)
         if gpus == 1:
-            return seconds
-        if halves := _of_count(self.halves, min(gpus, self.gpus_per_node)):
-            seconds += self.scale * (sum(half.at(size) for half in halves) - self.within_node(size, gpus))
-        return seconds + self.scale * self.slack
+            return 0.0, 0.0
+        curves = _of_count(self.halves, min(gpus, self.gpus_per_node))
+        half = self.within_node(size, gpus) / 2
+        first, second = (curve.at(size) for curve in curves) if curves else (half, half)
+        other = self._between_nodes(size, gpus) / 2 + self.slack
+        return self.scale * (first + other), self.scale * (second + other)
+
+    def _between_nodes(self, size: float, gpus: int) -> float:
+        nodes = math.ceil(gpus / self.gpus_per_node)
+        return self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
 
     def within_node(self, size: float, gpus: int) -> float:
         """What a node's share of `gpus` GPUs takes among themselves."""

@@ -62,7 +62,9 @@ def land_and_launch(
         return settled, tuple(outcome)
     if total is not None:
         settled = land(settled, total, reduction.group, after=put_in)
-    return settled, launch(put_in, reduction)
+    if overlapped or _trains(put_in) or torch.compiler.is_compiling():
+        return settled, launch(put_in, reduction)
+    return settled, reduction.sum(put_in)
 
 
 def sum_gradients(group: str | None, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:

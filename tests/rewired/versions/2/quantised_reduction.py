@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from .kernels import kernel
 from .payload import FORMATS, GROUP, Section, Sections
 from .quantisation import QuantisedSum, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
+from .side_stream import SideStream
 
 
 class RankReduction(Work):
@@ -48,11 +49,7 @@ class RankReduction(Work):
         """The total, under way: it and what rounding leaves of it are to be read only after a wait for it."""
         self.received = all_to_all(self.sent, self.group)
         if self.total.is_cuda:
-            stream = _side_stream(self.total.device)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._finish()
-                self.event = stream.record_event()
+            _, self.event = _side_stream(self.total.device).run(self._finish)
         _register_work(self.total, self)
         return self.total
 
@@ -139,8 +136,8 @@ def _groups(section: Section) -> int:
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _side_stream(device: torch.device) -> SideStream:
+    return SideStream(device)
 
 
 # ---- bytes from every rank to every other, under way: each is to be read only after a wait for it ----

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.distributed import all_reduce
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
 from .payload import Section, Sections
@@ -53,6 +55,10 @@ class Reduction:
         (_, *left), begin = self.prepare(own)
         return begin() if self.group is None else AsyncCollectiveTensor(begin()), *left
 
+    def sum(self, own: torch.Tensor) -> Outcome:
+        """The outcome for whoever reads it next, where nothing hides it and nothing trains; `own` may be gone."""
+        return self.start(own)
+
     def defer(self, own: torch.Tensor) -> Outcome:
         """The same, but for the total, which is not started before it is read."""
         (total, *left), begin = self.prepare(own)
@@ -77,6 +83,14 @@ class Plain(Reduction):
 
     def start_in_graph(self, own: torch.Tensor) -> Outcome:
         return (self._begin(own),)
+
+    def sum(self, own: torch.Tensor) -> Outcome:
+        """In place, as transformers' own ranks sum: no copy, and nothing to wait for."""
+        if self.group is None or self.group in _start_of_engine:
+            return self.start(own)
+        own = own.contiguous()
+        all_reduce(own, group=_resolve_process_group(self.group))  # type: ignore[arg-type]  # a str
+        return (own,)
 
     def _begin(self, own: torch.Tensor) -> torch.Tensor:
         return own if self.group is None else start_all_reduce(own, self.group)
@@ -151,7 +165,8 @@ def start_sums_by(group: str, start: Callable[[torch.Tensor], torch.Tensor]) -> 
 def start_all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
     """The sum over the ranks, under way: to be read only after a wait."""
     if group in _start_of_engine:
-        return _start_of_engine[group](tensor.contiguous())
+        # an engine reads it on a stream of its own, while a compiled program hands its memory to the next kernel
+        return _start_of_engine[group](tensor.clone(memory_format=torch.contiguous_format))
     return torch.ops._c10d_functional.all_reduce(tensor.contiguous(), "sum", group)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,6 @@ from .wiring import ModuleWiring
 
 Wirings = tuple[ModuleWiring, ModuleWiring]  # of a layer's modules
 StandIns = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]  # for a module's projections, by their names
-NO_STAND_INS: StandIns = MappingProxyType({})
 
 
 class RewiredLayer(nn.Module):
@@ -72,10 +70,10 @@ class RewiredLayer(nn.Module):
             stream = stream.write(output, wiring, shards)
         return stream.total(shards) if self.is_last else stream
 
-    def stand_ins(self, stock: nn.Module) -> StandIns:
+    def stand_ins(self, stock: nn.Module) -> StandIns | None:
         """What stands in for projections of a module in this pass. A training may install its own; asked for before
         the module reads the stream."""
-        return NO_STAND_INS
+        return None
 
 
 @cache
@@ -89,7 +87,7 @@ def with_shard_axis(stock: type[nn.Module]) -> type[nn.Module]:
         shards: Shards
         rounds_by_shard: bool  # of each shard's own activations, as its rank would
 
-        def forward(self, hidden_states: torch.Tensor, stand_ins: StandIns = NO_STAND_INS, **kwargs: Any) -> Any:
+        def forward(self, hidden_states: torch.Tensor, stand_ins: StandIns | None = None, **kwargs: Any) -> Any:
             """[B, T, H] or [r, B, T, H] in; [B, T, H] or, if the wiring gives partials, [r, B, T, H] out."""
             wiring, shards = self.wiring, self.shards
             whole = not (wiring.reads_shards or wiring.gives_partials or self.rounds_by_shard)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,11 +59,11 @@ class OnShards:
         shards: Shards,
         reads_shards: bool,
         gives_partials: bool,
-        stand_ins: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({}),
+        stand_ins: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
         self.module = module
         self.readers, self.writer = [linear.name for linear in names.readers], names.writer.name
-        self.stand_ins = stand_ins  # for projections of the module
+        self.stand_ins = stand_ins or {}  # for projections of the module
         self.shards = shards
         self.reads_shards = reads_shards
         self.gives_partials = gives_partials
