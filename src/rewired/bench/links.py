@@ -24,7 +24,6 @@ from .request import TRANSFORMERS, VLLM, BenchRequest
 from .timing import Run
 
 LOOPBACK, SHARED_MEMORY, NCCL, NO_P2P = "loopback", "shared memory", "nccl", "no-p2p"
-DEFAULT_LINK = "h100:vllm"  # of a rank that is alone
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
@@ -54,12 +53,7 @@ def check_link(request: BenchRequest) -> None:
 def _check_emulation(request: BenchRequest) -> None:
     if torchrun.is_joined() or request.engine != TRANSFORMERS:
         raise ValueError("--emulated is for one process that runs transformers: leave out torchrun and --engine.")
-    Times.of(emulated_link(request), 2)
-
-
-def emulated_link(request: BenchRequest) -> str:
-    """Whose all-reduces a rank waits for that is alone."""
-    return request.link or DEFAULT_LINK
+    Times.of(request.link or "", 2)
 
 
 @contextmanager
@@ -94,7 +88,7 @@ def on_link(link: str, group: Any, run: Run) -> Run:
         return run
 
     def run_there() -> Mapping[str, float]:
-        group.scale = group.scales[link]
+        group.line.scale = group.scales[link]
         return run()
 
     return run_there

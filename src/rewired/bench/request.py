@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TRANSFORMERS, CONTINUOUS, VLLM = "transformers", "transformers-cb", "vllm"
+WHOSE = "h100:vllm"  # collectives an emulation takes the times of, where nothing else is said
+TRANSFORMERS, VLLM = "transformers", "vllm"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -44,8 +45,8 @@ class BenchRequest:
                 raise ValueError(f"{flag} is {value}: it must be at least 1.")
         if self.rounds < 3:
             raise ValueError(f"--rounds is {self.rounds}: quartiles need at least 3.")
-        if self.engine not in (TRANSFORMERS, CONTINUOUS, VLLM):
-            raise ValueError(f"--engine {self.engine} is not known: choose {TRANSFORMERS}, {CONTINUOUS} or {VLLM}.")
+        if self.engine not in (TRANSFORMERS, VLLM):
+            raise ValueError(f"--engine {self.engine} is not known: choose {TRANSFORMERS} or {VLLM}.")
         if self.engine != TRANSFORMERS and self.new < 2:
             raise ValueError(f"--new is {self.new}: with --engine {self.engine}, the first token counts as prefill.")
         if self.dtype not in DTYPES:

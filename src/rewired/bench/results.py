@@ -108,7 +108,7 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
             row |= _speedups(samples, contenders, request)
             row["hidden"] = _hidden(samples, contenders)
             row["bytes_sent"] = cell.bytes_sent[wiring]
-            if link == request.link and len(cell.samples) > 1:
+            if link == request.link and len(cell.samples) > 1 and request.emulation is None:
                 row |= _of_link(cell, link, wiring)
             yield row
 

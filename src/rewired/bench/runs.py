@@ -1,20 +1,18 @@
-"""What is timed of a model in transformers: a prefill, and decoding after it, eager, compiled or in its batching."""
+"""What is timed of a model in transformers: a prefill, and decoding after it, eager or compiled."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from .request import BenchRequest
 from .timing import Run, timed
 
 PREFILL, DECODE, DECODE_COMPILED = "prefill", "decode", "decode_compiled"
 MEASURES = (PREFILL, DECODE, DECODE_COMPILED)
-_PAGE = 256  # tokens of a page of the cache of continuous batching
 
 
 class Steps:
@@ -74,33 +72,3 @@ class Steps:
                 layer.cumulative_length_int = prompt
 
         return run
-
-
-class Batches:
-    """Runs of models in continuous batching on requests that arrive together, [B, T], without the engine's start."""
-
-    def __init__(self, first: Any, tokens: torch.Tensor, request: BenchRequest) -> None:
-        self.prompts = tokens.tolist()
-        length = tokens.shape[1] + request.new
-        self.sampling = GenerationConfig(max_new_tokens=request.new, do_sample=False, eos_token_id=-1)
-        # without limits it takes all memory that is free, for every rank
-        self.limits = ContinuousBatchingConfig(
-            page_size=_PAGE,
-            num_blocks=len(self.prompts) * math.ceil(length / _PAGE) + 1,
-            max_batch_tokens=max(_PAGE, tokens.numel()),
-        )
-
-    def runs(self, model: Any) -> Iterator[Run]:
-        yield lambda: self._generate(model)
-
-    def _generate(self, model: Any) -> Mapping[str, float]:
-        outputs = model.generate_batch(
-            self.prompts,
-            generation_config=self.sampling,
-            continuous_batching_config=self.limits,
-            record_timestamps=True,
-            progress_bar=False,
-        ).values()
-        started = min(output.lifespan[0] for output in outputs)
-        first, last = (max(output.timestamps[place] for output in outputs) for place in (0, -1))
-        return {PREFILL: first - started, DECODE: (last - first) / (self.sampling.max_new_tokens - 1)}

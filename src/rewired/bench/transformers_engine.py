@@ -21,18 +21,17 @@ from rewired.progress import Progress
 from .communication import bytes_sent, measure_all_reduces
 from .contenders import NONE, STANDARD, STOCK, Contender
 from .emulated import join
-from .links import emulated_link, on_link
 from .links import groups as groups_of
+from .links import on_link
 from .models import SharedWeights, build, mesh_of, silent_group
-from .request import CONTINUOUS, TRANSFORMERS, BenchRequest
+from .request import BenchRequest
 from .results import Cell, CellFile
-from .runs import DECODE, PREFILL, Batches, Steps
+from .runs import DECODE, PREFILL, Steps
 from .timing import Run, Samples, interleaved
 from .trace import Profile
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 CHECKED = 64  # tokens of the prompt whose logits are compared
-_ENGINES: dict[str, type[Steps] | type[Batches]] = {TRANSFORMERS: Steps, CONTINUOUS: Batches}
 
 Groups = dict[str, Any]  # a process group for each link
 Models = dict[tuple[str, str], Any]  # by link and contender
@@ -54,8 +53,8 @@ class RankJob:
 def measure_alone(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """`measure` on the first of the ranks, where there are no others."""
     distributed.destroy_process_group()
-    assert job.request.emulation is not None
-    join(job.tp, emulated_link(job.request), _device(job.request), job.request.emulation)
+    assert job.request.emulation is not None and job.request.link is not None
+    join(job.tp, job.request.link, _device(job.request), job.request.emulation)
     measure(job, batches, measured)
 
 
@@ -88,7 +87,7 @@ def _measure_batch(
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
     sent = _bytes_sent(models, tokens, job)
-    runs = _ready(models, groups, _ENGINES[request.engine](first, tokens, request))
+    runs = _ready(models, groups, Steps(first, tokens, request))
     samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
@@ -113,7 +112,7 @@ def _bytes_sent(models: Models, tokens: torch.Tensor, job: RankJob) -> dict[str,
     return sent
 
 
-def _ready(models: Models, groups: Groups, engine: Steps | Batches) -> dict[tuple[int, str, str], Run]:
+def _ready(models: Models, groups: Groups, engine: Steps) -> dict[tuple[int, str, str], Run]:
     """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
     names = [name for _, name in models]
@@ -145,7 +144,6 @@ def _models(job: RankJob, groups: Groups) -> Models:
         mesh = mesh_of(group if contender.communicates else silent, request.device) if job.tp > 1 else None
         model = build(contender, config, job.tp_shards, mesh)
         weights.fill(model, mesh)
-        model._device_mesh = mesh_of(group, request.device)  # continuous batching keeps its ranks in step by it
         return model
 
     of_group: dict[tuple[int, str], Any] = {}  # links may share a group, and then they share its models

@@ -54,19 +54,24 @@ class _Row:
 def calibrated(machine: Machine, file: Path) -> Machine:
     """Raises ValueError for a file that is not a bench report, or has no `none` beside a `standard` row."""
     report = _report(file)
-    times, entries = (_of_its_link(report, name) for name in ("all_reduce", "rows"))
-    if times:
-        is_wide = report.get("request", {}).get("dtype") == "float32"
-        machine = _with_curves(machine, times, 0.5 if is_wide else 1.0, file)
-    rows = [_row(entry, file) for entry in entries]
+    machine = with_all_reduces(machine, file)
+    rows = [_row(entry, file) for entry in _of_its_link(report, "rows")]
     runs = {(*row.key, row.wiring): row for row in rows}
     pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
     if not pairs:
         raise ValueError(f"{file} has no run of '{NONE}' beside one of '{STANDARD}': measure both with rewired bench.")
     machine = _scale_compute(machine, [bound for _, bound in pairs])
-    if not times:
+    if not report.get("all_reduce"):
         machine = _scale_communication(machine, pairs)
     return _hide(machine, [row for row in rows if row.wiring == "ladder"])
+
+
+def with_all_reduces(machine: Machine, file: Path) -> Machine:
+    """With the times of all-reduces that a bench measured, if it did. Raises ValueError for another kind of file."""
+    report = _report(file)
+    times = _of_its_link(report, "all_reduce")
+    is_wide = report.get("request", {}).get("dtype") == "float32"
+    return _with_curves(machine, times, 0.5 if is_wide else 1.0, file) if times else machine
 
 
 def _report(file: Path) -> Mapping[str, Any]:
