@@ -46,7 +46,7 @@ def _parameters(recipe: Recipe, model: RewiredForCausalLM) -> str:
     layers = rewired_layers(model.config)
     which = "everything" if recipe.train == "all" else f"{recipe.train.replace('_', ' ')} of layers {_spans(layers)}"
     if recipe.train == LORA:
-        which = f"LoRA on layers {_spans(layers or list(range(model.config.num_hidden_layers)))}"
+        which = f"LoRA, norms and gains of layers {_spans(layers or list(range(model.config.num_hidden_layers)))}"
     return f"Trained: {which}, {_count(model, is_trained=True):,} of {_count(model):,} parameters."
 
 
@@ -109,17 +109,24 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
 
 def _copied(module: torch.nn.Module, is_changed: bool) -> list[torch.nn.Parameter]:
     """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_changed`."""
-    parameters = [parameter for name, parameter in module.named_parameters() if "lora_" not in name]
-    return [parameter for parameter in parameters if is_changed or parameter.requires_grad]
+    return [
+        parameter
+        for name, parameter in module.named_parameters()
+        if (_is_the_models(name) if is_changed else parameter.requires_grad and "lora_" not in name)
+    ]
 
 
 def _count(module: torch.nn.Module, is_trained: bool = False) -> int:
-    """The number of parameters, without LoRA's; or of those that are trained."""
+    """The number of parameters, without those that PEFT adds; or of those that are trained."""
     return sum(
         parameter.numel()
         for name, parameter in module.named_parameters()
-        if (parameter.requires_grad if is_trained else "lora_" not in name)
+        if (parameter.requires_grad if is_trained else _is_the_models(name))
     )
+
+
+def _is_the_models(name: str) -> bool:
+    return "lora_" not in name and ".modules_to_save." not in name
 
 
 def _spans(layers: list[int]) -> str:

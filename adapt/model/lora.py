@@ -1,4 +1,4 @@
-"""LoRA: how adapters begin, alike on any number of ranks, and how they are merged.
+"""LoRA: how adapters begin, alike on any number of ranks, and how they are merged. Norms and gains learn beside them.
 
 A model that is sharded when it is loaded has its adapters before, so that FSDP2 shards them with the rest. PEFT alone
 would add them afterwards, whole on every rank, and nothing would add up their gradients.
@@ -21,18 +21,18 @@ from transformers import AutoConfig
 from rewired.families import classes
 
 from ..recipe.keys import Recipe
-from .trainable import lora_config
+from .trainable import in_float32, lora_config, norms_and_gains
 
 _ADAPTER = "default"  # as PEFT calls it
 _BASE = ".base_layer."
 
 
 def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
-    """The model in `folder`, or in a checkpoint that this training has saved, with adapters that alone are trained."""
+    """The model in `folder`, or in a checkpoint that this training has saved, with adapters."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     family, lora = config.family, lora_config(config, recipe)
     plain = classes(family, "ForCausalLM")
-    kept = {"lora_A", "lora_B"} | set(plain._keep_in_fp32_modules_strict or ())  # as PEFT keeps adapters
+    kept = {"lora_A", "lora_B", *family.norms, *family.gains, *(plain._keep_in_fp32_modules_strict or ())}
     attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept}
     adapted: Any = type(plain.__name__, (_WithAdapters, plain), attributes)
     layers, modules = cast(list[int] | None, lora.layers_to_transform), cast(set[str], lora.target_modules)
@@ -54,10 +54,10 @@ class _WithAdapters:
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        inject_adapter_in_model(self.lora, self)  # type: ignore[arg-type]
-        for name, parameter in self.named_parameters():  # type: ignore[attr-defined]
-            if ".lora_" in name:
-                parameter.data = parameter.data.float()
+        model: Any = self
+        inject_adapter_in_model(self.lora, model)
+        whole = [model.get_submodule(name).requires_grad_(True) for name in norms_and_gains(model)]
+        in_float32(model, whole)
 
 
 @torch.no_grad()

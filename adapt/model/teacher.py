@@ -139,9 +139,7 @@ def sharded(
 def _in_low_precision(student: type[RewiredForCausalLM]) -> type[RewiredForCausalLM]:
     """The class of a teacher in 16 bits, except for what stays float32 in a student under autocast."""
     family = student.family
-    norms = {module.norm for module in family.modules}
-    inside = {replicated.name for module in family.modules for replicated in module.inside}
-    kept = {family.embedding, family.last_norm, *norms, *inside}
+    kept = {family.embedding, family.last_norm, *family.norms}
     return type(f"{student.__name__}InLowPrecision", (student,), {"_keep_in_fp32_modules_strict": kept})
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
 from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..recipe.keys import LORA, Recipe
+
+_SMALL = ("norm", "gain")  # the ends of the names of norms and gains
 
 
 def rewired_layers(config: Any) -> list[int]:
@@ -51,7 +54,28 @@ def choose_or_adapt(model: RewiredForCausalLM, recipe: Recipe) -> Any:
     if recipe.train != LORA:
         choose(model, recipe.train)
         return model
-    return get_peft_model(model, lora_config(model.config, recipe))
+    config = lora_config(model.config, recipe)
+    config.modules_to_save = norms_and_gains(model)
+    adapted = get_peft_model(model, config)
+    in_float32(adapted, [module for module in adapted.modules() if isinstance(module, ModulesToSaveWrapper)])
+    return adapted
+
+
+def norms_and_gains(model: RewiredForCausalLM) -> list[str]:
+    """The modules that are trained whole beside adapters, by their paths: of the rewired layers, or of all."""
+    layers = rewired_layers(model.config) or range(model.config.num_hidden_layers)
+    within = tuple(f"{model.family.layer(index)}." for index in layers)
+    return [name for name, _ in model.named_modules() if name.startswith(within) and name.endswith(_SMALL)]
+
+
+def in_float32(adapted: nn.Module, whole: Iterable[nn.Module]) -> None:
+    """Hold what is trained in float32, where no step is lost; modules that are trained `whole` still give the dtype
+    that they are given."""
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    for module in whole:
+        module.register_forward_hook(lambda _, given, output: output.to(given[0].dtype))
 
 
 def lora_config(config: Any, recipe: Recipe) -> LoraConfig:
@@ -71,7 +95,7 @@ def choose(model: RewiredForCausalLM, train: str) -> None:
     """Let gradients reach only the parameters that `train` names. Raises ValueError if there are none."""
     rewired = tuple(f"{model.family.layer(index)}." for index in rewired_layers(model.config))
     for name, parameter in model.named_parameters():
-        is_small = name.endswith(("norm.weight", "gain.weight"))
+        is_small = name.removesuffix(".weight").endswith(_SMALL)
         parameter.requires_grad_(
             train == "all" or (name.startswith(rewired) and (is_small or train != "norms_and_gains"))
         )

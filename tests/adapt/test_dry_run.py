@@ -78,8 +78,16 @@ def test_it_may_be_told_where_a_package_is_missing(
 @pytest.mark.parametrize(
     ("wiring", "targets", "told"),
     [
-        (LADDER, ["q_proj", "down_proj"], f"LoRA on layers 2-4, {2 * 2 * (24 + 24 + 24 + 48)} of"),
-        ([{"layers": "0-", "preset": "standard"}], ["q_proj"], f"LoRA on layers 0-4, {4 * 2 * (24 + 24)} of"),
+        (
+            LADDER,
+            ["q_proj", "down_proj"],
+            f"LoRA, norms and gains of layers 2-4, {2 * (2 * (24 + 24 + 24 + 48) + 2 * 24)} of",
+        ),
+        (
+            [{"layers": "0-", "preset": "standard"}],
+            ["q_proj"],
+            f"LoRA, norms and gains of layers 0-4, {4 * (2 * (24 + 24) + 2 * 24)} of",
+        ),
     ],
 )
 def test_it_counts_what_lora_trains(
