@@ -33,7 +33,8 @@ def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
     family, lora = config.family, lora_config(config, recipe)
     plain = classes(family, "ForCausalLM")
     kept = {"lora_A", "lora_B", *family.norms, *family.gains, *(plain._keep_in_fp32_modules_strict or ())}
-    attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept}
+    # of the model's own module: transformers saves its files with a checkpoint
+    attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept, "__module__": plain.__module__}
     adapted: Any = type(plain.__name__, (_WithAdapters, plain), attributes)
     layers, modules = cast(list[int] | None, lora.layers_to_transform), cast(set[str], lora.target_modules)
     numbers = r"\d+" if layers is None else "|".join(map(str, layers))
@@ -41,6 +42,8 @@ def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
     path = rf"({family.layers}\.(?:{numbers})\..*\b(?:{targets}))"
     names = {rf"{path}\.{name}": rf"\1{_BASE}{name}" for name in ("weight", "bias")}
     model, info = adapted.from_pretrained(folder, key_mapping=names, output_loading_info=True, **options)
+    for name, parameter in model.named_parameters():  # loading makes new ones, and lets some of the frozen learn
+        parameter.requires_grad_(name in model.trained)
     if info["missing_keys"]:
         assert all(".lora_" in name for name in info["missing_keys"]), info
         draw(model)
@@ -58,6 +61,18 @@ class _WithAdapters:
         inject_adapter_in_model(self.lora, model)
         whole = [model.get_submodule(name).requires_grad_(True) for name in norms_and_gains(model)]
         in_float32(model, whole)
+        self.trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def _resolve_parallel_plans(self, *args: Any, **kwargs: Any) -> tuple[dict[str, str], ...]:
+        """transformers' own, which name projections; of an adapted one, its parts are split as PEFT splits them."""
+        of_layers, *others = super()._resolve_parallel_plans(*args, **kwargs)  # type: ignore[misc]
+        for path, layer in self.named_modules():  # type: ignore[attr-defined]
+            if isinstance(layer, LoraLayer) and path in of_layers:
+                style = of_layers.pop(path)
+                split = "lora_B" if style == "colwise" else "lora_A"
+                names = [name for name, _ in layer.named_parameters() if name.startswith(("base_layer", split))]
+                of_layers |= {f"{path}.{name}": style for name in names}
+        return of_layers, *others
 
 
 @torch.no_grad()

@@ -165,8 +165,6 @@ class Recipe:
             )
         if self.align and self.tp_size > 1:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
-        if self.train == LORA and self.tp_size > 1:
-            raise ValueError("LoRA does not share a layer's work: leave tp_size out, fsdp_size may stay.")
 
 
 @dataclass(frozen=True)

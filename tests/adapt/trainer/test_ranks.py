@@ -260,17 +260,22 @@ def test_ranks_learn_the_same_in_every_way(changes: dict[str, Any], keys: dict[s
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "split",
+    [name if name == "FSDP2" else pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "DDP"],
+)
 def test_adapters_of_a_sharded_model_learn_what_one_process_does(
-    ranks: int, keys: dict[str, Any], tmp_path: Path
+    split: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
     """They are merged into what is saved, and a training that was cut off goes on as the same."""
     lora = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "max_steps": 10, "logging_steps": 2, "save_steps": 6}
     keys, alone, shared = keys | lora, tmp_path / "alone", tmp_path / "shared"
     train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": ROWS, "output_dir": str(alone)})
-    changes = {"per_device_train_batch_size": ROWS // ranks, "fsdp_size": 2, "dp_replicate_size": ranks // 2}
-    recipe = write_recipe(tmp_path / "r.yaml", **keys | changes | {"output_dir": str(shared)})
-    launch("torchrun", ranks, recipe)
+    _, ranks, changes = SPLITS[split]
+    shares = changes.get("tp_size", 1)
+    changes = changes | {"per_device_train_batch_size": ROWS * shares // ranks, "output_dir": str(shared)}
+    recipe, what = write_recipe(tmp_path / "r.yaml", **keys | changes), ON_CPUS if shares > 1 else ADAPT
+    launch("torchrun", ranks, recipe, what=what)
     for name in ("loss", "ce", "kd", "hidden", "num_tokens"):
         assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
     before, expected, found = (weights(folder) for folder in (alone / "start", alone / "final", shared / "final"))
@@ -280,7 +285,7 @@ def test_adapters_of_a_sharded_model_learn_what_one_process_does(
     assert {name.rpartition("_")[2].rpartition(".")[0] for name in changed} == {"proj", "layernorm"}
     shutil.rmtree(shared / "final")
     shutil.rmtree(shared / "checkpoint-10")
-    launch("torchrun", ranks, recipe, "--resume")
+    launch("torchrun", ranks, recipe, "--resume", what=what)
     resumed = weights(shared / "final")
     assert all(torch.equal(resumed[name], found[name]) for name in found)
 
