@@ -23,7 +23,7 @@ from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
 from .model.student import distributed_config, load_student, unwrapped
 from .model.teacher import Teacher
-from .model.trainable import rewired_layers
+from .model.trainable import learn_in_float32, rewired_layers
 from .preflight import CheckedStage
 from .recipe.keys import Recipe, Stage
 from .start import Start
@@ -58,6 +58,8 @@ def make_trainer(
         losses=recipe.losses,
         **sharding,
     )
+    if recipe.load_in_4bit:
+        learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
     if teacher is not None:
         _patch_forward(unwrapped(model), teacher, recipe, config)
     if checked.held_out:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import yaml
+from torch import nn
 from transformers import Trainer
 
 from rewired import quantities
@@ -24,6 +25,7 @@ from .start import changed_before
 from .trainer import run_manifest
 
 _SAMPLE = 4096  # parameters that an optimizer is tried on
+_IN_4BIT = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: NF4, a byte of scale for 64, four for 256 scales
 
 
 def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
@@ -55,10 +57,10 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
     recipe, config = stage.recipe, stage.config
     dtype = _dtype(config)
     split = recipe.fsdp_size * recipe.tp_size
-    weights, trained = _count(model) // split, _count(model, is_trained=True) // split
+    trained = _count(model, is_trained=True) // split
     of_trained = torch.float32 if recipe.train == LORA else dtype
     parts = {
-        "weights": weights * dtype.itemsize,
+        "weights": _weight_bytes(recipe, model, dtype) / split,
         "gradients": trained * of_trained.itemsize,
         "optimizer": trained * _optimizer_bytes(config, of_trained),
         "teacher": _teacher_bytes(recipe, config, model),
@@ -66,6 +68,20 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
     sizes = ", ".join(f"{name} {quantities.size(size)}" for name, size in parts.items())
     more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
     return f"Memory of a device: {sizes}; activations come on top, and {more}."
+
+
+def _weight_bytes(recipe: Recipe, model: RewiredForCausalLM, dtype: torch.dtype) -> float:
+    saved = _saved_by_4bit(recipe, model.base.decoder_layers, dtype)
+    return _count(model) * dtype.itemsize - saved
+
+
+def _saved_by_4bit(recipe: Recipe, layers: Iterable[nn.Module], dtype: torch.dtype) -> float:
+    """Bytes that the projections of `layers` take less than in `dtype`."""
+    if not recipe.load_in_4bit:
+        return 0.0
+    parts = (part for layer in layers for part in layer.named_modules())
+    numbers = sum(part.weight.numel() for name, part in parts if isinstance(part, nn.Linear) and "lora_" not in name)
+    return numbers * (dtype.itemsize - _IN_4BIT)
 
 
 def _dtype(config: Any) -> torch.dtype:
@@ -78,7 +94,7 @@ def _dtype(config: Any) -> torch.dtype:
 def _optimizer_bytes(config: Any, dtype: torch.dtype) -> float:
     """Bytes of the optimizer's state for one parameter, measured after a step on a few."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parameter = torch.nn.Parameter(torch.zeros(_SAMPLE // 64, 64, dtype=dtype, device=device))
+    parameter = nn.Parameter(torch.zeros(_SAMPLE // 64, 64, dtype=dtype, device=device))
     kind, options = Trainer.get_optimizer_cls_and_kwargs(config)
     optimizer = kind([parameter], **options)
     parameter.grad = torch.ones_like(parameter)
@@ -95,19 +111,20 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
     embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or recipe.is_sharded else []
     ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
-    parts = [(torch.nn.ModuleList(ends), ends_changed)]
+    parts = [(nn.ModuleList(ends), ends_changed)]
     parts += [(layer, n in changed) for n, layer in enumerate(model.base.decoder_layers) if n >= first]
     copies = [copy for part, is_changed in parts for copy in _copied(part, is_changed or recipe.is_sharded)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype
     # norms and the embedding, whose dtype is that of the stream
     in_full = [copy for copy in copies if copy.dim() == 1 or any(copy is part.weight for part in embedding)]
-    size = sum(map(torch.nn.Parameter.numel, copies)) * low_precision.itemsize
-    size += sum(map(torch.nn.Parameter.numel, in_full)) * (dtype.itemsize - low_precision.itemsize)
+    size = sum(map(nn.Parameter.numel, copies)) * low_precision.itemsize
+    size += sum(map(nn.Parameter.numel, in_full)) * (dtype.itemsize - low_precision.itemsize)
+    size -= int(_saved_by_4bit(recipe, (layer for layer, is_changed in parts[1:] if is_changed), low_precision))
     return size if recipe.align else size // (recipe.fsdp_size * recipe.tp_size)
 
 
-def _copied(module: torch.nn.Module, is_changed: bool) -> list[torch.nn.Parameter]:
+def _copied(module: nn.Module, is_changed: bool) -> list[nn.Parameter]:
     """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_changed`."""
     return [
         parameter
@@ -116,7 +133,7 @@ def _copied(module: torch.nn.Module, is_changed: bool) -> list[torch.nn.Paramete
     ]
 
 
-def _count(module: torch.nn.Module, is_trained: bool = False) -> int:
+def _count(module: nn.Module, is_trained: bool = False) -> int:
     """The number of parameters, without those that PEFT adds; or of those that are trained."""
     return sum(
         parameter.numel()

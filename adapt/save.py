@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from peft import PeftModel
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
@@ -20,10 +19,11 @@ from rewired.sources import checkpoint_folder
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import card
-from .model.lora import merged
+from .model.lora import merged, whole
+from .model.student import unwrapped
 from .model.trainable import changed_after
 from .plots import curves
-from .recipe.keys import Stage
+from .recipe.keys import LORA, Stage
 from .start import RECORD, Start
 from .trainer import checkpoints
 
@@ -33,7 +33,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     config, _ = without_foreign_code((start.folder / "config.json").read_text(encoding="utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
     record = _record(trainer, model, start, config.get(RECORD, {"tokens": 0}))
-    tensors = _tensors(trainer, model, config)
+    tensors = _tensors(trainer, model, config, start.folder if stage.recipe.train == LORA else None)
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
@@ -67,15 +67,15 @@ def _record(trainer: Any, model: Any, start: Start, before: Mapping[str, Any]) -
     }
 
 
-def _tensors(trainer: Any, model: Any, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors to be written, on the first rank. All ranks have to call this."""
-    if isinstance(model, PeftModel):
-        model = model.merge_and_unload()
+def _tensors(trainer: Any, model: Any, config: Mapping[str, Any], start: Path | None) -> dict[str, torch.Tensor]:
+    """The tensors to be written, on the first rank; of LoRA, added to those of `start`. All ranks have to call this."""
+    model = unwrapped(model)
+    named = merged(model, start) if start else ((name, whole(tensor)) for name, tensor in model.state_dict().items())
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
     tensors, head = {}, f"{model.family.head}.weight"
-    for name, whole in merged(model):
+    for name, tensor in named:
         if trainer.is_world_process_zero() and not (name == head and config.get("tie_word_embeddings")):
-            tensors[name] = whole.to("cpu", dtype, copy=True).contiguous()
+            tensors[name] = tensor.to("cpu", dtype, copy=True).contiguous()
     return tensors
 
 

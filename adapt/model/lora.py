@@ -14,17 +14,19 @@ from typing import Any, ClassVar, cast
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig
 
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import classes
 
 from ..recipe.keys import Recipe
-from .trainable import in_float32, lora_config, norms_and_gains
+from .trainable import keep_the_streams_dtype, learn_in_float32, lora_config, norms_and_gains
 
 _ADAPTER = "default"  # as PEFT calls it
-_BASE = ".base_layer."
 
 
 def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
@@ -40,7 +42,7 @@ def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
     numbers = r"\d+" if layers is None else "|".join(map(str, layers))
     targets = "|".join(sorted(modules))
     path = rf"({family.layers}\.(?:{numbers})\..*\b(?:{targets}))"
-    names = {rf"{path}\.{name}": rf"\1{_BASE}{name}" for name in ("weight", "bias")}
+    names = {rf"{path}\.{name}": rf"\1.base_layer.{name}" for name in ("weight", "bias")}
     model, info = adapted.from_pretrained(folder, key_mapping=names, output_loading_info=True, **options)
     for name, parameter in model.named_parameters():  # loading makes new ones, and lets some of the frozen learn
         parameter.requires_grad_(name in model.trained)
@@ -59,19 +61,19 @@ class _WithAdapters:
         super().__init__(config)  # type: ignore[call-arg]
         model: Any = self
         inject_adapter_in_model(self.lora, model)
-        whole = [model.get_submodule(name).requires_grad_(True) for name in norms_and_gains(model)]
-        in_float32(model, whole)
+        keep_the_streams_dtype(model.get_submodule(name).requires_grad_(True) for name in norms_and_gains(model))
+        learn_in_float32(model)
         self.trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def _resolve_parallel_plans(self, *args: Any, **kwargs: Any) -> tuple[dict[str, str], ...]:
         """transformers' own, which name projections; of an adapted one, its parts are split as PEFT splits them."""
         of_layers, *others = super()._resolve_parallel_plans(*args, **kwargs)  # type: ignore[misc]
-        for path, layer in self.named_modules():  # type: ignore[attr-defined]
-            if isinstance(layer, LoraLayer) and path in of_layers:
-                style = of_layers.pop(path)
-                split = "lora_B" if style == "colwise" else "lora_A"
-                names = [name for name, _ in layer.named_parameters() if name.startswith(("base_layer", split))]
-                of_layers |= {f"{path}.{name}": style for name in names}
+        modules: dict[str, Any] = dict(self.named_modules())  # type: ignore[attr-defined]
+        for path in [path for path, module in modules.items() if isinstance(module, LoraLayer) and path in of_layers]:
+            style = of_layers.pop(path)
+            split = "lora_B" if style == "colwise" else "lora_A"
+            names = [name for name, _ in modules[path].named_parameters() if name.startswith(("base_layer", split))]
+            of_layers |= {f"{path}.{name}": style for name in names}
         return of_layers, *others
 
 
@@ -89,18 +91,32 @@ def draw(model: nn.Module) -> None:
             b.zero_()
 
 
-def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors, whole, its adapters added to the weights. All ranks have to take all of them."""
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
-            continue
-        value = _whole(tensor)
-        if _BASE in name and name.endswith(".weight"):
-            layer: Any = model.get_submodule(name.partition(_BASE)[0])
-            b, a = (_whole(each[_ADAPTER].weight.detach()) for each in (layer.lora_B, layer.lora_A))
-            value = value + layer.scaling[_ADAPTER] * (b @ a).to(value.dtype)
-        yield name.replace(_BASE, "."), value
+def merged(model: Any, start: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model that began as the checkpoint in `start`, whole, its adapters added to the weights.
+
+    What is frozen comes from the files: in memory it may have fewer bits. All ranks have to take all tensors.
+    """
+    for name, info in Checkpoint.open(start).tensors().items():
+        path, _, attribute = name.rpartition(".")
+        module: Any = model.get_submodule(path)
+        with safe_open(start / info.file, framework="pt") as file:
+            value = file.get_tensor(name)
+        if isinstance(module, LoraLayer):
+            if attribute == "weight":
+                value = value.float() + _added(module).cpu()
+        else:
+            trained = module.modules_to_save[_ADAPTER] if isinstance(module, ModulesToSaveWrapper) else module
+            if trained.get_parameter(attribute).requires_grad:
+                value = whole(trained.get_parameter(attribute).detach())
+        yield name, value
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _added(layer: Any) -> torch.Tensor:
+    """What a layer's adapter adds to its weight."""
+    b, a = (whole(each[_ADAPTER].weight.detach()) for each in (layer.lora_B, layer.lora_A))
+    added: torch.Tensor = layer.scaling[_ADAPTER] * (b @ a)
+    return added
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
+from rewired.extras import needs
 
 from ..recipe.keys import LORA, Recipe
 from . import lora
@@ -27,6 +28,8 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
+    if recipe.load_in_4bit:
+        options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
         model: Any = (
@@ -48,6 +51,19 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
         model = choose_or_adapt(model, recipe)
         lora.draw(model)
     return model
+
+
+def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
+    """How frozen projections are held, and computed with in `dtype`. Raises ValueError without bitsandbytes."""
+    with needs("qlora", "load_in_4bit"):
+        import bitsandbytes  # noqa: F401 - transformers would say it in other words
+    computed_in = torch.bfloat16 if dtype == "auto" else dtype
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computed_in,
+    )
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:

@@ -154,16 +154,35 @@ class _Parts:
 
     def take(self, empty: nn.Module, student_module: nn.Module, name: str, may_share: bool) -> nn.Module:
         """The student's module if it is frozen and the original's; else `empty`, filled from the checkpoint."""
-        is_frozen = not is_trained(getattr(student_module, "base_layer", student_module))
+        base: Any = getattr(student_module, "base_layer", student_module)
+        is_frozen = not is_trained(base)
         if self.shares and may_share and is_frozen:
             return student_module
         # autocast leaves norms and the embedding in the student's dtype, and so must the teacher's be: the embedding's
         # dtype is that of the stream
         dtype = self.dtype if isinstance(empty, nn.Linear) else cast(torch.Tensor, student_module.weight).dtype
         tensors = {key: self._read(f"{name}.{key}", dtype) for key in empty.state_dict()}
+        if isinstance(empty, nn.Linear) and hasattr(base.weight, "quant_state"):
+            return _in_4bit(empty, tensors, base.weight).to(self.device)
         empty.load_state_dict(tensors, assign=True)
         return empty.requires_grad_(False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         with safe_open(self.files[name], framework="pt") as file:
             return file.get_tensor(name).to(self.device, dtype)
+
+
+def _in_4bit(empty: nn.Linear, tensors: Mapping[str, torch.Tensor], like: Any) -> nn.Module:
+    """A projection with these tensors that is held as the weight `like` is, once it is on its device."""
+    from bitsandbytes.nn import Linear4bit
+
+    made = Linear4bit(
+        empty.in_features,
+        empty.out_features,
+        "bias" in tensors,
+        compute_dtype=tensors["weight"].dtype,
+        compress_statistics=like.compress_statistics,
+        quant_type=like.quant_type,
+    )
+    made.load_state_dict(dict(tensors))
+    return made.requires_grad_(False)

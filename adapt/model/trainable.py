@@ -57,7 +57,8 @@ def choose_or_adapt(model: RewiredForCausalLM, recipe: Recipe) -> Any:
     config = lora_config(model.config, recipe)
     config.modules_to_save = norms_and_gains(model)
     adapted = get_peft_model(model, config)
-    in_float32(adapted, [module for module in adapted.modules() if isinstance(module, ModulesToSaveWrapper)])
+    learn_in_float32(adapted)
+    keep_the_streams_dtype(module for module in adapted.modules() if isinstance(module, ModulesToSaveWrapper))
     return adapted
 
 
@@ -68,13 +69,16 @@ def norms_and_gains(model: RewiredForCausalLM) -> list[str]:
     return [name for name, _ in model.named_modules() if name.startswith(within) and name.endswith(_SMALL)]
 
 
-def in_float32(adapted: nn.Module, whole: Iterable[nn.Module]) -> None:
-    """Hold what is trained in float32, where no step is lost; modules that are trained `whole` still give the dtype
-    that they are given."""
+def learn_in_float32(adapted: nn.Module) -> None:
+    """Hold what is trained in float32, where no step is lost."""
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    for module in whole:
+
+
+def keep_the_streams_dtype(modules: Iterable[nn.Module]) -> None:
+    """Let norms and gains that are held in float32 give what they are given."""
+    for module in modules:
         module.register_forward_hook(lambda _, given, output: output.to(given[0].dtype))
 
 

@@ -58,6 +58,10 @@ class Recipe:
     lora_target_modules: list[str] | None = field(
         default=None, metadata={"help": "The projections that get LoRA; all seven of a layer by default."}
     )
+    load_in_4bit: bool = field(
+        default=False,
+        metadata={"help": "Hold the projections that LoRA does not train in 4 bits (NF4 of bitsandbytes)."},
+    )
     fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
     dp_replicate_size: int = field(
         default=1, metadata={"help": "How many such groups there are, each with a model (HSDP)."}
@@ -162,6 +166,13 @@ class Recipe:
         if self.align and self.train == "all":
             raise ValueError(
                 "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
+            )
+        if self.load_in_4bit and (self.train != LORA or self.align):
+            raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora, without align.")
+        if self.load_in_4bit and self.is_sharded:
+            raise ValueError(
+                "load_in_4bit is for models that a GPU holds whole: leave fsdp_size, dp_replicate_size and tp_size "
+                "out, or hold the weights in 16 bits."
             )
         if self.align and self.tp_size > 1:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")

@@ -105,6 +105,21 @@ def test_it_counts_what_lora_trains(
     assert told in capsys.readouterr().out
 
 
+def test_it_counts_projections_in_4_bits(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys |= {"train": "lora", "lora_r": 2, "wiring": LADDER}
+    sizes = []
+    for in_4bit in (False, True):
+        recipe = write_recipe(tmp_path / "r.yaml", **keys | {"load_in_4bit": in_4bit})
+        assert command(monkeypatch, recipe, "--dry-run") == 0
+        told = re.search(r"weights ([\d.]+) kB", capsys.readouterr().out)
+        assert told is not None
+        sizes.append(float(told[1]))
+    projections = 4 * (4 * 24 * 24 + 3 * 24 * 48)
+    assert sizes[0] - sizes[1] == pytest.approx(projections * (4 - 0.5 - 1 / 64) / 1000, abs=1)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

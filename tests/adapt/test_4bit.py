@@ -1,0 +1,99 @@
+"""LoRA beside frozen weights in 4 bits, by bitsandbytes on a CPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig
+
+from rewired.adapt.assemble import make_teacher
+from rewired.adapt.model.student import in_4bit, load_student
+from rewired.adapt.recipe.keys import Recipe
+from rewired.adapt.start import Start
+from rewired.checkpoint.provenance import record
+from rewired.sources import find_source
+from tests.rewired.test_against_reference import assert_close
+from tests.rewired.tiny import WIRINGS, rewired_model, tokens
+
+from .world import LADDER, logged, train, weights
+
+LORA = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("name", ["standard", "ladder-peek", "desync-2x", "mixed"])
+def test_a_model_in_4_bits_is_the_model_of_the_numbers_that_these_stand_for(name: str, tmp_path: Path) -> None:
+    rewired_model(WIRINGS[name], 4).save_pretrained(tmp_path)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=in_4bit(torch.float32))
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path)
+    quantised = {path: module for path, module in found.named_modules() if isinstance(module, Linear4bit)}
+    assert len(quantised) == 7 * found.config.num_hidden_layers
+    for path, module in quantised.items():
+        weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
+        expected.get_submodule(path).weight.data.copy_(weight)
+    assert_close(found(tokens()).logits, expected(tokens()).logits, name)
+    gradients = []
+    for model in (found, expected):
+        embedded = model.get_input_embeddings()(tokens()).detach().requires_grad_()
+        model(inputs_embeds=embedded, labels=tokens()).loss.backward()
+        gradients.append(embedded.grad)
+    assert_close(gradients[0], gradients[1], name)
+
+
+@pytest.fixture
+def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "model": str(dense), "wiring": LADDER, "tp_shards": 2, "refit": "none", "datasets": [str(rows)],
+        "ce_weight": 0.5, "kd_weight": 1.0, "max_steps": 6, "logging_steps": 1, "save_steps": 4, "eval_steps": None,
+        "output_dir": str(tmp_path / "out"),
+    } | LORA  # fmt: skip
+
+
+def test_adapters_are_merged_into_the_weights_in_16_bits(keys: dict[str, Any], tmp_path: Path) -> None:
+    """And a training that was cut off goes on as the same."""
+    made = train(tmp_path / "r.yaml", **keys)
+    before, after = weights(tmp_path / "out" / "start"), weights(made)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.rpartition("_")[2] for name in changed} == {"proj.weight", "layernorm.weight"}
+    for name in changed:
+        if name.endswith("proj.weight"):
+            singular = torch.linalg.svdvals((after[name] - before[name]).float())
+            assert singular[2] < 1e-3 * singular[0], f"{name}: what is added has a rank of 2"
+    again = shutil.copytree(tmp_path / "out", tmp_path / "again")
+    for lost in ("final", "checkpoint-6"):
+        shutil.rmtree(again / lost)
+    resumed = train(tmp_path / "r.yaml", "--resume", **keys | {"output_dir": str(again)})
+    assert logged(resumed, "loss") == logged(made, "loss")
+    assert all(torch.equal(tensor, after[name]) for name, tensor in weights(resumed).items())
+
+
+@pytest.mark.parametrize("changed", [(), (2, 3)])
+def test_the_teacher_is_the_same_base(changed: tuple[int, ...], dense: Path, tmp_path: Path) -> None:
+    """It holds no weights of its own but those of layers that a refit has changed, and these in 4 bits, too."""
+    folder = tmp_path / "student"
+    rewired_model([{"layers": "2-4", "preset": "ladder"}], 2).save_pretrained(folder)
+    recipe = Recipe(str(folder), datasets=[{"path": "rows"}], kd_weight=1.0, train="lora", load_in_4bit=True)
+    student = load_student(recipe, folder)
+    config = SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    teacher = make_teacher(student, recipe, config, Start(folder, record(find_source(str(folder)), folder), changed))
+    own = {id(parameter) for parameter in student.parameters()}
+    beside = [module for layer in teacher.layers for module in layer.modules() if isinstance(module, Linear4bit)]
+    assert len([module for module in beside if id(module.weight) not in own]) == 7 * len(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train": "all"}, "load_in_4bit is for frozen weights beside adapters"),
+        ({"fsdp_size": 2}, "load_in_4bit is for models that a GPU holds whole"),
+    ],
+)
+def test_what_4_bits_are_not_for_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Recipe("a model", datasets=[{"path": "rows"}], **{"train": "lora", "load_in_4bit": True} | changes)
