@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewired.cli import new_app, report_errors
+from rewired.cli import new_app, positive_integers, report_errors
 from rewired.extras import needs
 
 from .names import as_file_name, names_of
@@ -63,10 +63,25 @@ def _evaluate(
     ] = None,
     no_text: Annotated[bool, _on_what("Leave perplexity and divergence out.", "--no-text")] = False,
     text_tokens: Annotated[int, _on_what("Only the first N tokens of each text.", metavar="N")] = 8192,
+    window: Annotated[int, _on_what("Read texts in windows of so many tokens.", metavar="N")] = 512,
+    retrieval: Annotated[
+        str | None,
+        _on_what(
+            "Also ask for what stands in texts of so many tokens, as far as the original's context goes.",
+            metavar="N,...",
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         _on_what(
             "Take tasks' items from here, by `rewired data fetch benchmarks DIR`, and not from a hub.", metavar="DIR"
+        ),
+    ] = None,
+    gate: Annotated[
+        str | None,
+        _on_what(
+            "lossless, recommended, or the path of a YAML file: what the models have to pass. The exit status is 1 "
+            "where one does not."
         ),
     ] = None,
     batch_size: Annotated[str, _how("A number, or auto: as many as fit; 16 to generate; 8 on a CPU.")] = "auto",
@@ -97,11 +112,12 @@ def _evaluate(
     evaluate ./my-trained-hybrid
     rewired data fetch benchmarks ./benchmarks
     evaluate ./my-llama ./my-hybrid --suite quick --data ./benchmarks
+    evaluate ./my-llama ./my-hybrid --gate recommended --data ./benchmarks
     evaluate ./my-llama ./my-hybrid ./my-hybrid+./adapter --tasks arc_easy,piqa --limit 200
     ```
     """
     with report_errors("evaluate", _INTERRUPTED):
-        _check(limit, text_tokens, batch_size, dtype, device, tp, engine)
+        _check(limit, text_tokens, window, batch_size, dtype, device, tp, engine)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"
         models = map(as_file_name, names_of([original, *(rewired or ())]))
@@ -112,12 +128,16 @@ def _evaluate(
 
         with needs("evaluate", "Comparing models"):
             from .evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
+            from .gates import PASSED, load_gate, verdict
             from .measure import Runner
             from .report import markdown, write_report
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = EvaluateRequest(
-            original, rewired or [], control, suite, names, limit, texts, text_tokens, data, run_model_code, fresh
-        )
+            original, rewired or [], control, suite, names, limit, texts, text_tokens, window, data, run_model_code,
+            fresh,
+            load_gate(gate) if gate else None,
+            positive_integers("--retrieval", retrieval, "lengths") if retrieval else (),
+        )  # fmt: skip
         runner = Runner(choose_device(device, tp), tp, dtype, batch_size, engine)
         results = evaluate(request, runner, folder)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
@@ -125,6 +145,8 @@ def _evaluate(
         write_report(results, command, date, folder)
         _print(markdown(results, command, date))
         print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+        if any(verdict(checks) != PASSED for checks in results.checks.values()):
+            raise typer.Exit(1)
 
 
 def _print(text: str) -> None:
@@ -141,10 +163,13 @@ def _print(text: str) -> None:
         console.print()
 
 
-def _check(limit: int | None, text_tokens: int, batch_size: str, dtype: str, device: str, tp: int, engine: str) -> None:
-    for name, value in (("--limit", limit), ("--text-tokens", text_tokens), ("--tp", tp)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value} makes no sense: give a number from 1 on.")
+def _check(
+    limit: int | None, text_tokens: int, window: int, batch_size: str, dtype: str, device: str, tp: int, engine: str
+) -> None:
+    numbers = {"--limit": (limit, 1), "--text-tokens": (text_tokens, 1), "--window": (window, 2), "--tp": (tp, 1)}
+    for name, (value, least) in numbers.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} {value} makes no sense: give a number from {least} on.")
     if batch_size != "auto" and not (batch_size.isdigit() and int(batch_size) > 0):
         raise ValueError(f"--batch-size {batch_size} makes no sense: give a number from 1 on, or auto.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):

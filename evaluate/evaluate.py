@@ -21,14 +21,16 @@ from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 
-from . import alpaca_eval, answers, benchmarks, harness, measure, vllm_engine
+from . import alpaca_eval, answers, benchmarks, harness, measure, retrieval, vllm_engine
 from .answers import Earlier, Logs
+from .checks import checks
+from .gates import Gate
 from .harness import MissingRowsError, Task
 from .measure import VLLM, PendingTask, Runner
 from .models import Model, check_together, open_model, original_of
 from .names import as_file_name, names_of
 from .papers import load_paper
-from .results import ModelInfo, Results, average_of, compile_tasks
+from .results import ModelInfo, Results, TaskResult, average_of, compile_tasks
 from .suites import Suite, choose, load_suite
 
 PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
@@ -49,9 +51,12 @@ class EvaluateRequest:
     limit: int | None = None
     texts: Sequence[Path] = (PACKAGED_TEXT,)  # for perplexity and divergence
     text_tokens: int = 8192  # of each
+    window: int = 512  # tokens that a text is read in at a time
     data: Path | None = None  # the folder that `benchmarks.fetch` filled; None takes rows from the hub
     runs_code: bool = False  # whether tasks may run code that a model wrote
     fresh: bool = False  # run all tasks, cached answers or not
+    gate: Gate | None = None  # what the models have to pass
+    retrieval: Sequence[int] = ()  # lengths of texts in which something is to be found again
 
 
 def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
@@ -75,6 +80,11 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     results = compile_tasks(tasks, logs, names)
     divergences = {name: _divergences(models, text, request, runner) for name, text in texts.items()}
     answers.write_samples(out, logs)
+    gate = request.gate
+    found_again = _found_again(models, request, runner)
+    passing = {
+        name: checks(gate, name, names[0], results, divergences, found_again) for name in names[1:] if gate is not None
+    }
     alpaca_logs = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
     return Results(
         suite=suite.name if suite else None,
@@ -83,15 +93,28 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         tasks=results,
         average=average_of(results, names),
         divergences=divergences,
+        retrieval=found_again,
         left_out=left_out,
         notes=_notes(models, request, runner) + _judge_alpaca_eval(alpaca_logs, out),
         settings=settings,
+        gate=gate.name if gate else None,
+        checks=passing,
         paper=load_paper(suite.paper) if suite and suite.paper else None,
     )
 
 
 def _with_original(request: EvaluateRequest) -> EvaluateRequest:
-    """`request`, with the original that its only model names where there is nothing to measure but a divergence."""
+    """`request`, with the original that its only model names where there is nothing to measure but a divergence.
+
+    A gate that asks for tasks brings its own where none are named.
+    """
+    gate = request.gate
+    if gate and gate.asks_tasks and not (request.suite or request.tasks):
+        request = replace(request, suite=gate.suite)
+    if gate and gate.retrieval_loss is not None and not request.retrieval:
+        request = replace(request, retrieval=retrieval.LENGTHS)
+    if gate and gate.asks_texts and not request.texts:
+        raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
     if request.suite or request.tasks:
         return request
     if not request.texts:
@@ -156,7 +179,7 @@ def _check_real(
     check_together(models, runner.ranks)
     tokenizer = load_tokenizer(models[0].folder)
     for text in texts.values():
-        windows_of(text, tokenizer, measure.WINDOW, request.text_tokens)
+        windows_of(text, tokenizer, request.window, request.text_tokens)
     titles = [task.entry.title for task in tasks if task.entry.chat]
     if titles and tokenizer.chat_template is None:
         raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
@@ -210,8 +233,20 @@ def _divergences(
     with_weights = [model for model in others if isinstance(model, Model)]
     if not isinstance(original, Model) or not with_weights:
         return {}
-    divergences = runner.run(measure.compare, original, with_weights, text, request.text_tokens)
+    divergences = runner.run(measure.compare, original, with_weights, text, request.text_tokens, request.window)
     return dict(zip([model.name for model in with_weights], divergences, strict=True))
+
+
+def _found_again(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[TaskResult]:
+    """What all models find in texts of those lengths that the original's context holds."""
+    original = models[0]
+    with_weights = [model for model in models if isinstance(model, Model)]
+    if not isinstance(original, Model) or not request.retrieval:
+        return []
+    longest = AutoConfig.from_pretrained(original.folder, trust_remote_code=False).max_position_embeddings
+    lengths = [length for length in request.retrieval if length <= longest]
+    found: list[TaskResult] = runner.run(measure.retrieve, with_weights, lengths) if lengths else []
+    return found
 
 
 def _read_text(path: Path) -> str:
@@ -276,7 +311,7 @@ def _settings(
         },
         "limit": request.limit,
         "text_tokens": request.text_tokens,
-        "window": measure.WINDOW,
+        "window": request.window,
         "batch_size": runner.batch_size,
         "tp": runner.ranks,
         "runs_code": request.runs_code,

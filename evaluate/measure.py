@@ -21,14 +21,14 @@ from rewired.ranks import run_on_ranks
 from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 
-from . import answers, harness, vllm_engine
+from . import answers, harness, retrieval, vllm_engine
 from .models import Model, load_model
+from .results import TaskResult
 from .suites import Entry
 
 _TIMEOUT_SECONDS = 1800.0  # of a collective: each rank scores the generations at its own pace
 _CPU_BATCH, _GENERATION_BATCH = 8, 16
 TRANSFORMERS, VLLM = "transformers", "vllm"
-WINDOW = 512  # tokens
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,11 @@ def run_tasks(
                 answers.write(file, logs)
 
 
-def compare(original: Model, others: Sequence[Model], text: str, tokens: int, runner: Runner) -> list[Divergence]:
+def compare(
+    original: Model, others: Sequence[Model], text: str, tokens: int, window: int, runner: Runner
+) -> list[Divergence]:
     """Each of `others` against `original` on the first `tokens` of `text`; two models are in memory at a time."""
-    windows = windows_of(text, load_tokenizer(original.folder), WINDOW, tokens)
+    windows = windows_of(text, load_tokenizer(original.folder), window, tokens)
     loaded_original = _load(original, runner)
     divergences = []
     for other in others:
@@ -123,6 +125,17 @@ def compare(original: Model, others: Sequence[Model], text: str, tokens: int, ru
         del loaded
         _free_memory()
     return divergences
+
+
+def retrieve(models: Sequence[Model], lengths: Sequence[int], runner: Runner) -> list[TaskResult]:
+    """What each model finds again in long texts, the original first; one model is in memory at a time."""
+    items = retrieval.items_of(load_tokenizer(models[0].folder), lengths)
+    right = {}
+    for model in models:
+        with _explain_oom():
+            right[model.name] = retrieval.answers(_load(model, runner), items, model.name)
+        _free_memory()
+    return retrieval.compiled(items, right)
 
 
 @contextmanager

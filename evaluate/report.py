@@ -6,27 +6,31 @@ import base64
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
 
+from rewired.divergence import Divergence
 from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
 from rewired.quantities import count
 
+from .gates import FAILED, PASSED, UNDECIDED, Check, verdict
 from .papers import Paper
 from .plots import draw
 from .results import Average, Results, TaskResult
+from .retrieval import DEPTHS
 from .statistics import LEVEL, Score
 
 
 def write_report(results: Results, command: str, date: str, folder: Path) -> None:
     """All files of an evaluation but the per-item logs, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"command": command, "date": date, **asdict(results)}
+    verdicts = {name: verdict(found) for name, found in results.checks.items()}
+    record = {"command": command, "date": date, **asdict(results), "verdicts": verdicts}
     (folder / "results.json").write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
     for earlier in folder.glob("*.png"):
         earlier.unlink()
@@ -40,9 +44,14 @@ def markdown(results: Results, command: str, date: str, plots: Sequence[str] = (
     """The report's text, with the pictures of `plots`: that of the tasks among them, others at the end."""
     images = {plot: f"![{Path(plot).stem}]({plot})" for plot in plots}
     parts = [f"# {_plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
+    for name, found in results.checks.items():
+        title = f"## Gate {_plain(str(results.gate))}: {_plain(name)} {_VERDICTS[verdict(found)]}"
+        parts += [title, _checks_table(found)]
     if results.tasks:
         parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
         parts.append(images.pop("tasks.png", ""))
+    if results.retrieval:
+        parts += ["## Retrieval from long texts", _retrieval_table(results)]
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
@@ -54,6 +63,37 @@ def markdown(results: Results, command: str, date: str, plots: Sequence[str] = (
         parts += ["## Remarks", "\n".join(f"- {_plain(remark)}" for remark in remarks)]
     parts += images.values()
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+_VERDICTS = {PASSED: "passes", FAILED: "fails", UNDECIDED: "is undecided"}
+
+
+def _checks_table(found: Sequence[Check]) -> str:
+    rows = [
+        [
+            _plain(check.what),
+            f"{check.value:.4g}",
+            "" if check.error is None else " to ".join(f"{end:.4g}" for end in check.interval),
+            "" if check.bound is None else f"{'at least' if check.at_least else 'at most'} {check.bound:g}",
+            check.verdict,
+            f"{check.items_to_decide:,}" if check.items_to_decide else "",
+        ]
+        for check in found
+    ]
+    return _table(["measure", "value", "95 %", "asked", "verdict", "items that would decide"], rows)
+
+
+def _retrieval_table(results: Results) -> str:
+    names = [model.name for model in results.models if model.name in results.retrieval[0].scores]
+    rows = [
+        [task.title, f"{task.scores[names[0]].n}", *(_with_error(task.scores[name], True) for name in names)]
+        for task in results.retrieval
+    ]
+    how = (
+        f"Passkeys and values of keys at {len(DEPTHS)} depths; right where greedy decoding gives all digits. "
+        "± is one standard error."
+    )
+    return f"{how}\n\n" + _table(["task", "n", *map(_plain, names)], rows)
 
 
 def _title(results: Results) -> str:
@@ -233,7 +273,16 @@ def _divergence_table(results: Results, text: str) -> str:
         f"{count(first.tokens, 'predicted token')} in windows of {results.settings['window']}; KL in nats per token, "
         "± one standard error over windows; top-k is the share of the original's k likeliest tokens among the model's."
     )
-    return f"{how}\n\n" + _table(head, rows)
+    return f"{how}\n\n{_table(head, rows)}\n\n{_positions_table(by_model)}".rstrip()
+
+
+def _positions_table(by_model: Mapping[str, Divergence]) -> str:
+    starts = list(next(iter(by_model.values())).kl_by_position)
+    rows = [
+        [_plain(name), *(f"{kl:.4f}" for kl in divergence.kl_by_position.values())]
+        for name, divergence in by_model.items()
+    ]
+    return _table(["KL from position", *(f"{start:,}" for start in starts)], rows) if len(starts) > 1 else ""
 
 
 def _with_error(score: Score, is_share: bool) -> str:

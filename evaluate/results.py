@@ -11,6 +11,7 @@ import numpy as np
 from rewired.divergence import Divergence
 
 from .answers import Logs, paired
+from .gates import Check
 from .harness import Task
 from .metrics import Metric
 from .papers import Paper
@@ -67,6 +68,9 @@ class Results:
     left_out: dict[str, str]  # task -> why
     notes: list[str]
     settings: dict[str, Any]
+    retrieval: list[TaskResult] = field(default_factory=list)  # by length of text
+    gate: str | None = None
+    checks: dict[str, list[Check]] = field(default_factory=dict)  # of the gate, by model
     paper: Paper | None = None
 
     @property

@@ -30,6 +30,7 @@ class Delta:
     value: float  # other minus original
     standard_error: float | None  # paired
     p: float | None  # two-sided: McNemar's exact test for right or wrong, else a paired t test, of a perplexity's log
+    flips: float | None = None  # the share of items, right or wrong, that one of the two alone gets right
 
 
 def score(metric: Metric, parts: np.ndarray) -> Score:
@@ -43,7 +44,8 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
     value = float(metric.value(other.sum(axis=0)) - metric.value(original.sum(axis=0)))
     error = _standard_error(metric, np.stack([other, original]))
     if metric.kind == "mean" and original.shape[1] == 2 and _is_right_or_wrong(original) and _is_right_or_wrong(other):
-        return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]))
+        flips = float((original[:, 0] != other[:, 0]).mean())
+        return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]), flips)
     return Delta(value, error, _t_test(original, other) if error is not None else None)
 
 

@@ -7,12 +7,13 @@ distributions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 TOP = (1, 5, 10)
+POSITIONS = tuple(2**power for power in range(6, 18))  # where parts of a window begin, after the first
 _CHUNK = 128  # positions whose float32 distributions are held at once
 
 
@@ -27,6 +28,7 @@ class Divergence:
     kl_standard_error: float | None  # over windows; None where there is one
     kl_p95: float
     agreement: dict[int, float]  # k -> share of the original's k likeliest tokens that are among the other's
+    kl_by_position: dict[int, float] = field(default_factory=dict)  # in windows, from each position to the next one
 
 
 @torch.no_grad()
@@ -81,7 +83,18 @@ def _summary(windows: Sequence[np.ndarray]) -> Divergence:  # each [T - 1, 3 + l
         kl_standard_error=_standard_error([window[:, 2] for window in windows]) if len(windows) > 1 else None,
         kl_p95=float(np.percentile(by_token[:, 2], 95)),
         agreement={k: float(mean) for k, mean in zip(TOP, means[3:], strict=True)},
+        kl_by_position=_by_position([window[:, 2] for window in windows]),
     )
+
+
+def _by_position(windows: Sequence[np.ndarray]) -> dict[int, float]:  # each [T - 1]
+    longest = max(map(len, windows))
+    starts = [0, *(start for start in POSITIONS if start < longest)]
+    parts = [
+        np.concatenate([window[start:end] for window in windows])
+        for start, end in zip(starts, [*starts[1:], longest], strict=True)
+    ]
+    return {start: float(part.mean(dtype=np.float64)) for start, part in zip(starts, parts, strict=True)}
 
 
 def _standard_error(windows: Sequence[np.ndarray]) -> float:

@@ -78,6 +78,22 @@ def test_a_whole_report_is_written(
     assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0
 
 
+def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
+    gate, out = tmp_path / "mine.yaml", tmp_path / "out"
+    arguments = ("dense", "ladder", "--gate", str(gate), "--retrieval", "256,100000", "--out", str(out))
+    for bound, status in ((100, 0), (0.001, 1)):
+        gate.write_text(f"kl: {bound}\nretrieval_loss: 1\n")
+        assert run(monkeypatch, *arguments, "--text-tokens", "256", "--window", "128") == status
+        results = json.loads((out / "results.json").read_text())
+        assert results["verdicts"] == {"ladder": "failed" if status else "passed"}
+        assert [check["what"] for check in results["checks"]["ladder"]] == ["KL on prose.txt", "lost in retrieval"]
+    report = (out / "report.md").read_text()
+    assert "## Gate mine: ladder fails" in report
+    assert "| KL from position | 0 | 64 |" in report
+    assert "| 256 tokens | 20 |" in report and "100,000 tokens" not in report
+    assert list(results["divergences"]["prose.txt"]["ladder"]["kl_by_position"]) == ["0", "64"]
+
+
 def test_a_model_alone_is_compared_with_the_original_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path
 ) -> None:

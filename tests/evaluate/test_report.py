@@ -232,7 +232,7 @@ def test_results_json_holds_everything_unrounded(tmp_path: Path) -> None:
     whole = results()
     write_report(whole, COMMAND, DATE, tmp_path / "new" / "folder")
     record = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())
-    assert (record.pop("command"), record.pop("date")) == (COMMAND, DATE)
+    assert (record.pop("command"), record.pop("date"), record.pop("verdicts")) == (COMMAND, DATE, {})
     assert record == as_json(asdict(whole))
     assert set(record) == {field.name for field in fields(Results)}
     assert record["tasks"][0]["scores"]["dense"] == {"value": 0.681412345, "standard_error": 0.0123, "n": 1500}

@@ -1,0 +1,80 @@
+"""What a gate asks of a model, checked against what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from rewired.divergence import Divergence
+
+from .gates import Check, Gate
+from .results import TaskResult
+
+ByText = Mapping[str, Mapping[str, Divergence]]  # by model
+
+
+def checks(
+    gate: Gate,
+    model: str,
+    original: str,
+    tasks: Sequence[TaskResult],
+    divergences: ByText,
+    retrieval: Sequence[TaskResult] = (),
+) -> list[Check]:
+    """All that `gate` asks of a model. Raises ValueError where it was not measured."""
+    shares = [task for task in tasks if task.is_share and task.higher_is_better and task.scores[original].value > 0]
+    measured = [by_model[model] for by_model in divergences.values() if model in by_model]
+    if gate.asks_tasks and not shares:
+        raise ValueError(f"The gate {gate.name} asks for tasks whose scores are shares: give --suite or --tasks.")
+    if gate.asks_texts and not measured:
+        raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
+    found = list(_of_tasks(gate, model, original, shares))
+    for text, by_model in divergences.items():
+        if model in by_model:
+            found += _of_text(gate, text, by_model[model])
+    if gate.retrieval_loss is not None:
+        found.append(_lost(gate.retrieval_loss, [task for task in retrieval if model in task.deltas], model, original))
+    return found
+
+
+def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: str) -> Check:
+    """Of all that is to be found again, at all lengths together."""
+    if not retrieval:
+        raise ValueError("The gate asks for retrieval, and no length of --retrieval fits into the original's context.")
+    items = [task.scores[original].n for task in retrieval]
+    loss = 0.0 - sum(count * task.deltas[model].value for count, task in zip(items, retrieval, strict=True)) / sum(
+        items
+    )
+    errors = [count * (task.deltas[model].standard_error or 0.0) for count, task in zip(items, retrieval, strict=True)]
+    return Check("lost in retrieval", loss, math.hypot(*errors) / sum(items), most, at_least=False, items=sum(items))
+
+
+def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:
+    recoveries = [_recovery(task, model, original) for task in tasks]
+    items = [task.scores[original].n for task in tasks]
+    if gate.mean_recovery is not None:
+        mean = sum(value for value, _ in recoveries) / len(recoveries)
+        error = math.hypot(*(each or 0.0 for _, each in recoveries)) / len(recoveries)
+        yield Check(f"mean recovery of {len(tasks)} tasks", mean, error, gate.mean_recovery, items=sum(items))
+    if gate.task_recovery is not None:
+        for task, (value, of_task), count in zip(tasks, recoveries, items, strict=True):
+            yield Check(f"recovery of {task.title}", value, of_task, gate.task_recovery, items=count)
+    for task in tasks:
+        flips = task.deltas[model].flips
+        if flips is not None:
+            yield Check(f"answers to {task.title} that change", flips, None, None)
+
+
+def _recovery(task: TaskResult, model: str, original: str) -> tuple[float, float | None]:
+    """The error is the paired difference's, as if the original's score were known."""
+    before, delta = task.scores[original].value, task.deltas[model]
+    return 1 + delta.value / before, None if delta.standard_error is None else delta.standard_error / before
+
+
+def _of_text(gate: Gate, text: str, found: Divergence) -> Iterator[Check]:
+    if gate.kl is not None:
+        yield Check(f"KL on {text}", found.kl, found.kl_standard_error, gate.kl, at_least=False, items=found.tokens)
+    if gate.same_top is not None:
+        share = found.agreement[1]
+        error = math.sqrt(share * (1 - share) / found.tokens)
+        yield Check(f"same likeliest token on {text}", share, error, gate.same_top, items=found.tokens)

@@ -1,0 +1,116 @@
+"""Gates: what passes, what fails, and what more items have to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rewired.evaluate.checks import checks
+from rewired.evaluate.gates import FAILED, PASSED, TOLD, UNDECIDED, Check, Gate, load_gate, verdict
+from rewired.evaluate.statistics import Delta, Score
+
+from .made_up_results import DIVERGENCE, task
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "at_least", "expected"),
+    [
+        (0.995, 0.001, True, PASSED),
+        (0.985, 0.001, True, FAILED),
+        (0.991, 0.001, True, UNDECIDED),  # 0.98904 to 0.99296
+        (0.989, 0.001, True, UNDECIDED),
+        (0.99, None, True, PASSED),
+        (0.985, 0.001, False, PASSED),
+        (0.995, 0.001, False, FAILED),
+    ],
+)
+def test_a_check_is_undecided_where_its_interval_holds_the_bound(
+    value: float, error: float | None, at_least: bool, expected: str
+) -> None:
+    assert Check("a measure", value, error, 0.99, at_least).verdict == expected
+
+
+def test_it_says_how_many_items_would_decide() -> None:
+    """Twice as near to the bound takes four times as many; the error falls with their root."""
+    check = Check("a measure", 0.991, 0.002, 0.99, items=1000)
+    needed = check.items_to_decide
+    assert needed is not None
+    assert replace(check, error=0.002 * (1000 / needed) ** 0.5).verdict == PASSED
+    assert replace(check, error=0.002 * (1000 / (0.9 * needed)) ** 0.5).verdict == UNDECIDED
+    assert replace(check, value=0.9995).items_to_decide is None
+    assert Check("told", 0.5, None, None).verdict == TOLD
+
+
+def test_one_failure_fails_and_one_open_check_leaves_open() -> None:
+    passed, failed, open_ = (Check("", value, 0.001, 0.99) for value in (1.0, 0.9, 0.99))
+    told = Check("", 0.1, None, None)
+    assert verdict([passed, told]) == PASSED
+    assert verdict([passed, open_]) == UNDECIDED
+    assert verdict([open_, failed]) == FAILED
+
+
+GATE = Gate("mine", mean_recovery=0.99, task_recovery=0.97, kl=0.1, same_top=0.95, retrieval_loss=0.01)
+
+
+def test_recovery_is_the_share_of_the_originals_score() -> None:
+    """Of two tasks: 0.5 to 0.49 with a paired error of 0.005, and 0.8 to 0.8 with none."""
+    tasks = [
+        task(title, {"dense": Score(before, 0.02, n), "hybrid": Score(after, 0.02, n)}, {"hybrid": delta}, {})
+        for title, before, after, n, delta in (
+            ("a", 0.5, 0.49, 600, Delta(-0.01, 0.005, 0.1)),
+            ("b", 0.8, 0.8, 400, Delta(0.0, 0.0, 1.0, 0.25)),
+        )
+    ]
+    asked = checks(GATE, "hybrid", "dense", tasks, {"prose": {"hybrid": DIVERGENCE}}, tasks)
+    found = {check.what: check for check in asked}
+    mean = found["mean recovery of 2 tasks"]
+    assert (mean.value, mean.error, mean.items) == (pytest.approx(0.99), pytest.approx(0.005), 1000)
+    of_a = found["recovery of a"]
+    assert (of_a.value, of_a.error, of_a.verdict) == (pytest.approx(0.98), pytest.approx(0.01), UNDECIDED)
+    assert found["recovery of b"].verdict == PASSED
+    assert found["answers to b that change"].value == 0.25
+    assert found["KL on prose"].verdict == FAILED
+    assert found["same likeliest token on prose"].value == DIVERGENCE.agreement[1]
+    lost = found["lost in retrieval"]
+    assert (lost.value, lost.error) == (pytest.approx(0.006), pytest.approx(0.003))
+
+
+@pytest.mark.parametrize(
+    ("gate", "sentence"),
+    [
+        (Gate("mine", mean_recovery=0.9), "asks for tasks whose scores are shares"),
+        (Gate("mine", kl=0.1), "asks for the divergence on a text"),
+        (Gate("mine", retrieval_loss=0.1), "asks for retrieval"),
+    ],
+)
+def test_what_was_not_measured_passes_no_gate(gate: Gate, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        checks(gate, "hybrid", "dense", [], {})
+
+
+def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
+    assert load_gate("lossless").kl == 0.001
+    assert (load_gate("recommended").mean_recovery, load_gate("recommended").suite) == (0.99, "gate")
+    own = tmp_path / "own.yaml"
+    own.write_text("mean_recovery: 0.95\n")
+    assert load_gate(str(own)) == Gate("own", mean_recovery=0.95)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("mean_recover: 0.9", "has 'mean_recover': take mean_recovery"),
+        ("mean_recovery: most", "has mean_recovery 'most': give a number from 0 on"),
+        ("about: nothing", "asks for nothing"),
+        ("[1, 2", "is not readable YAML"),
+    ],
+)
+def test_a_gate_that_makes_no_sense_is_refused(content: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        load_gate(str(file))
+    with pytest.raises(ValueError, match="There is no gate 'strict': take lossless or recommended, or the path"):
+        load_gate("strict")
