@@ -36,7 +36,14 @@ class RewiredEngineConfig(VerifyAndUpdateConfig):
 
 
 def _keep_reductions_in_one_graph(compilation: Any) -> None:
-    """Reductions are in flight across attention, where vLLM cuts a piecewise CUDA graph. Never run on a GPU."""
+    """Reductions are in flight across attention, where vLLM cuts a piecewise CUDA graph. Never run on a GPU.
+
+    Without places to cut, vLLM falls back to no graphs at all where an attention backend or a KV connector can have no
+    full ones, instead of to pieces.
+    """
+    if not current_platform.is_cuda_alike():
+        return
+    compilation.splitting_ops = []
     mode = compilation.cudagraph_mode
-    if current_platform.is_cuda_alike() and (mode is None or mode.has_piecewise_cudagraphs()):
+    if mode is None or mode.has_piecewise_cudagraphs():
         compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
