@@ -15,7 +15,17 @@ from typing import Any
 from rewired.model.presets import STANDARD
 
 from . import caat_benchmark
-from .ladder_benchmark import HERE, NAME, PublishedSpeed, Run, predicted_speedup, published, tokens_per_second
+from .ladder_benchmark import (
+    HERE,
+    NAME,
+    PublishedSpeed,
+    Run,
+    predicted_speedup,
+    predicted_speedups,
+    published,
+    timed,
+    tokens_per_second,
+)
 
 _PAGE = """# The engines of published benchmarks, as `python -m studies.plan.fit` fits them.
 
@@ -164,7 +174,35 @@ def main() -> None:
     (HERE / "benchmarks.toml").write_text(page, "utf-8")
 
 
+def raw_errors(table: Mapping[str, Any] | None = None) -> dict[tuple[bool, str], tuple[int, list[float], list[float]]]:
+    """By NVLink and wiring: how many raw runs, and how far off their speedups are in prefill, decoding and both, in
+    points: the mean absolute error of each, and the mean."""
+    off: dict[tuple[bool, str], list[list[float]]] = {}
+    for each in timed():
+        if each.run.wiring != STANDARD:
+            pairs = zip(predicted_speedups(each.run, table), each.speedups, strict=True)
+            off.setdefault((each.run.nvlink, each.run.wiring), []).append([100 * (one - other) for one, other in pairs])
+    return {
+        key: (
+            len(rows),
+            [mean_absolute(part) for part in zip(*rows, strict=True)],
+            [sum(part) / len(part) for part in zip(*rows, strict=True)],
+        )
+        for key, rows in off.items()
+    }
+
+
+def _score_raw(table: Mapping[str, Any]) -> None:
+    for (nvlink, wiring), (runs, absolute, mean) in sorted(raw_errors(table).items()):
+        parts = ", ".join(
+            f"{part} {error:.1f} ({bias:+.1f})"
+            for part, error, bias in zip(("prefill", "decode", "both"), absolute, mean, strict=True)
+        )
+        print(f"Ladder authors' raw runs, {'NVLink' if nvlink else 'no P2P'}, {wiring}, {runs}: {parts}")
+
+
 def _score(table: Mapping[str, Any], caat: Mapping[str, Any]) -> None:
+    _score_raw(table)
     print(f"Ladder benchmark, fitted runs: {mean_absolute(points(published(), table)):.2f} points of speedup")
     runs = caat_benchmark.published()
     for model, tp in dict.fromkeys((run.model, run.tp) for run in runs):

@@ -18,6 +18,7 @@ from typing import Any
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
+from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
 from rewired.plan.all_reduce_time import AllReduce, Ring
@@ -65,7 +66,8 @@ def fitted(name: str) -> Mapping[str, Any]:
 class Copies:
     """NCCL without peer-to-peer access (NCCL_P2P_DISABLE=1): small messages are copied through the host's memory.
 
-    Large ones are still reduced by the NVLink switches (NVLS), which the switch does not turn off.
+    Large ones are still reduced by the NVLink switches (NVLS), which this does not turn off. By the raw runs, so it is
+    for four GPUs and not for two, whose messages of 17 MB take 1.1 ms (15 GB/s): not fitted yet.
     """
 
     near: Ring  # up to four GPUs, which hang on one processor
@@ -106,14 +108,57 @@ def published() -> list[PublishedSpeed]:
     return measured
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A run's seconds, of its fastest repeat: what disturbs one only makes it slower."""
+
+    run: Run
+    prefill: float
+    decode: float  # of all new tokens
+    speedups: tuple[float, float, float]  # over standard: of prefill, decode and both
+
+
+@cache
+def timed() -> list[Timed]:
+    """The authors' raw runs on several GPUs, all wirings that have a standard run beside them."""
+    text = (HERE / "ladder-runs.csv").read_text("utf-8")
+    repeats: dict[Run, list[tuple[float, float]]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        run = Run(row["model"], int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", row["wiring"])
+        seconds = float(row["prefill_seconds"]), float(row["decode_seconds"])
+        if run.tp > 1:
+            repeats.setdefault(run, []).append(seconds)
+    fastest = {run: min(seconds, key=sum) for run, seconds in repeats.items()}
+    return [
+        Timed(run, prefill, decode, _over(standard, (prefill, decode)))
+        for run, (prefill, decode) in fastest.items()
+        if (standard := fastest.get(replace(run, wiring=STANDARD)))
+    ]
+
+
+def _over(standard: tuple[float, ...], own: tuple[float, ...]) -> tuple[float, float, float]:
+    prefill, decode = (before / after for before, after in zip(standard, own, strict=True))
+    return prefill, decode, sum(standard) / sum(own)
+
+
+def predicted(run: Run, parameters: Mapping[str, Any] | None = None) -> tuple[float, float]:
+    """Seconds of the prefill, and of all decoding after it."""
+    (shape, wiring), machine = _model(run), machine_of(run.tp, run.nvlink, parameters)
+    done = machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), run.wiring != NONE)
+    return done.prefill.seconds, done.seconds - done.prefill.seconds
+
+
+def predicted_speedups(run: Run, parameters: Mapping[str, Any] | None = None) -> tuple[float, float, float]:
+    return _over(predicted(replace(run, wiring=STANDARD), parameters), predicted(run, parameters))
+
+
 def predicted_speedup(run: Run, parameters: Mapping[str, Any] | None = None) -> float:
     standard = tokens_per_second(replace(run, wiring=STANDARD), parameters)
     return tokens_per_second(run, parameters) / standard
 
 
 def tokens_per_second(run: Run, parameters: Mapping[str, Any] | None = None) -> float:
-    shape = _shape(run)
-    machine, wiring = machine_of(run.tp, run.nvlink, parameters), wiring_of(shape, run.wiring)
+    (shape, wiring), machine = _model(run), machine_of(run.tp, run.nvlink, parameters)
     return machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), run.wiring != NONE).tokens_per_second
 
 
@@ -141,7 +186,8 @@ def _copies(table: Mapping[str, float]) -> Copies:
 
 
 @cache
-def _shape(run: Run) -> Shape:
+def _model(run: Run) -> tuple[Shape, Wiring]:
     shape = named_shapes()[MODELS.get(run.model, run.model)]
     # 405B on 16 GPUs: each holds a key-value head, of which there are 8
-    return replace(shape, num_key_value_heads=max(shape.num_key_value_heads, run.tp))
+    shape = replace(shape, num_key_value_heads=max(shape.num_key_value_heads, run.tp))
+    return shape, wiring_of(shape, run.wiring)

@@ -7,6 +7,7 @@ max(c - w, (1 - hide) c) of its time c.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from rewired.model.presets import PRESETS
 from rewired.model.wiring import ModuleWiring, Wiring
@@ -37,14 +38,18 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
     attention, mlp = rank.attention(step), rank.mlp(step)
     works = [seconds for first, _ in wiring.layers for seconds in (attention - fused_saving(rank, first), mlp)]
     communication = waited = 0.0
+
+    @cache  # a wiring has few sizes, and many modules
+    def collective(size: float, is_quantised: bool) -> float:
+        if is_quantised:
+            return all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
+        return all_reduce.seconds(size, rank.tp)
+
     for index, module in enumerate(wiring.modules):
         if not (communicates and module.launches):
             continue
         size = step.rows * module.payload_bytes(_ITEM)
-        if module.sections:
-            seconds = all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
-        else:
-            seconds = all_reduce.seconds(size, rank.tp)
+        seconds = collective(size, bool(module.sections))
         communication += seconds
         waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
     return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), communication, waited)
