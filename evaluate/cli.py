@@ -52,7 +52,7 @@ def _evaluate(
         str | None, _on_what("A dense model after the same training; it gets a column of its own.", metavar="MODEL")
     ] = None,
     suite: Annotated[
-        str | None, _on_what("quick, ladder-table4, ladder-table3, caat-table1, or the path of a YAML file.")
+        str | None, _on_what("quick, gate, ladder-table4, ladder-table3, caat-table1, or the path of a YAML file.")
     ] = None,
     tasks: Annotated[
         list[str] | None, _on_what("Only these tasks of the suite, or others of lm-eval's; commas or repeated.")

@@ -56,7 +56,7 @@ def mixed(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("training", TRAININGS)
 def test_it_is_trained(dense: Path, tmp_path: Path, training: str) -> None:
-    """Only rewired layers are: all of their tensors, or with LoRA their seven projections, and no bias."""
+    """Only rewired layers are: all of their tensors, or with LoRA their seven projections and norms, and no bias."""
     keys: dict[str, Any] = {"train": "rewired", "wiring": "ladder+peek@1-4", "tp_shards": 2, "refit": "none"}
     rows, paths = write_rows(tmp_path / "rows.jsonl", conversations(8)), {"output_dir": str(tmp_path / "out")}
     keys |= {"model": str(dense), "datasets": [str(rows)], "max_steps": 2, **paths}
@@ -65,7 +65,8 @@ def test_it_is_trained(dense: Path, tmp_path: Path, training: str) -> None:
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, made[name])}
     expected = {name for name in before if name.startswith(tuple(f"model.layers.{layer}." for layer in (1, 2, 3)))}
     if training == "lora":
-        expected = {name for name in expected if name.removesuffix(".weight").endswith(tuple(PROJECTIONS))}
+        learning = (*PROJECTIONS, "norm")
+        expected = {name for name in expected if name.removesuffix(".weight").endswith(learning)}
     assert changed == expected
 
 

@@ -39,6 +39,7 @@ CODE = {
     "rewired_layer.py",
     "rewired_model.py",
     "sharding.py",
+    "side_stream.py",
     "tensor_parallel.py",
     "version.py",
     "wiring.py",
