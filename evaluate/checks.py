@@ -41,12 +41,11 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
     """Of all that is to be found again, at all lengths together."""
     if not retrieval:
         raise ValueError("The gate asks for retrieval, and no length of --retrieval fits into the original's context.")
-    items = [task.scores[original].n for task in retrieval]
-    loss = 0.0 - sum(count * task.deltas[model].value for count, task in zip(items, retrieval, strict=True)) / sum(
-        items
-    )
-    errors = [count * (task.deltas[model].standard_error or 0.0) for count, task in zip(items, retrieval, strict=True)]
-    return Check("lost in retrieval", loss, math.hypot(*errors) / sum(items), most, at_least=False, items=sum(items))
+    found = [(task.scores[original].n, task.deltas[model]) for task in retrieval]
+    items = sum(count for count, _ in found)
+    loss = sum(count * (0.0 - delta.value) for count, delta in found) / items
+    error = math.hypot(*(count * (delta.standard_error or 0.0) for count, delta in found)) / items
+    return Check("lost in retrieval", loss, error, most, at_least=False, items=items)
 
 
 def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:

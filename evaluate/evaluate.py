@@ -64,7 +64,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
 
     Everything that can be checked is checked before the first model is loaded. Raises ValueError.
     """
-    request = _with_original(request)
+    request = _with_what_the_gate_asks(_with_original(request))
     versions = _versions(runner)
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
@@ -104,20 +104,10 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
 
 
 def _with_original(request: EvaluateRequest) -> EvaluateRequest:
-    """`request`, with the original that its only model names where there is nothing to measure but a divergence.
-
-    A gate that asks for tasks brings its own where none are named.
-    """
-    gate = request.gate
-    if gate and gate.asks_tasks and not (request.suite or request.tasks):
-        request = replace(request, suite=gate.suite)
-    if gate and gate.retrieval_loss is not None and not request.retrieval:
-        request = replace(request, retrieval=retrieval.LENGTHS)
-    if gate and gate.asks_texts and not request.texts:
-        raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
-    if request.suite or request.tasks:
+    """`request`, with the original that its only model names, for a gate or where only a divergence is measured."""
+    if (request.suite or request.tasks) and not request.gate:
         return request
-    if not request.texts:
+    if not (request.texts or request.gate):
         raise ValueError("Nothing would be measured: name --suite or --tasks, or leave out --no-text.")
     if request.others or request.control:
         return request
@@ -125,10 +115,27 @@ def _with_original(request: EvaluateRequest) -> EvaluateRequest:
     original = None if _has_results(name) else original_of(name)
     if original is None:
         raise ValueError(
-            f"A text compares a model with its original, and {name} names none: evaluate ORIGINAL {name}. For the "
-            "tasks of one model alone, give --suite or --tasks."
+            f"A {'gate' if request.gate else 'text'} compares a model with its original, and {name} names none: "
+            f"evaluate ORIGINAL {name}. For the tasks of one model alone, give --suite or --tasks."
         )
     return replace(request, original=original, others=[name])
+
+
+def _with_what_the_gate_asks(request: EvaluateRequest) -> EvaluateRequest:
+    """`request`, with the gate's own suite and lengths where none are named. Raises ValueError for what is missing."""
+    gate = request.gate
+    if gate is None:
+        return request
+    if gate.asks_tasks and not (request.suite or request.tasks):
+        if gate.suite is None:
+            raise ValueError(f"The gate {gate.name} asks for tasks: give --suite or --tasks, or a suite in its file.")
+        request = replace(request, suite=gate.suite)
+    if gate.asks_texts and not request.texts:
+        raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
+    asks_retrieval = gate.retrieval_loss is not None
+    if (gate.asks_texts or asks_retrieval) and any(map(_has_results, [request.original, *request.others])):
+        raise ValueError(f"The gate {gate.name} needs the weights of all models: name these, and not earlier results.")
+    return replace(request, retrieval=request.retrieval or retrieval.LENGTHS) if asks_retrieval else request
 
 
 def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Task], dict[str, str]]:
@@ -180,6 +187,8 @@ def _check_real(
     tokenizer = load_tokenizer(models[0].folder)
     for text in texts.values():
         windows_of(text, tokenizer, request.window, request.text_tokens)
+    if request.retrieval:
+        retrieval.items_of(tokenizer, [min(_lengths(models[0], request))])
     titles = [task.entry.title for task in tasks if task.entry.chat]
     if titles and tokenizer.chat_template is None:
         raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
@@ -240,13 +249,20 @@ def _divergences(
 def _found_again(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[TaskResult]:
     """What all models find in texts of those lengths that the original's context holds."""
     original = models[0]
-    with_weights = [model for model in models if isinstance(model, Model)]
     if not isinstance(original, Model) or not request.retrieval:
         return []
+    with_weights = [model for model in models if isinstance(model, Model)]
+    found: list[TaskResult] = runner.run(measure.retrieve, with_weights, _lengths(original, request))
+    return found
+
+
+def _lengths(original: Model, request: EvaluateRequest) -> list[int]:
+    """Those of `request.retrieval` that the original's context holds. Raises ValueError where it holds none."""
     longest = AutoConfig.from_pretrained(original.folder, trust_remote_code=False).max_position_embeddings
     lengths = [length for length in request.retrieval if length <= longest]
-    found: list[TaskResult] = runner.run(measure.retrieve, with_weights, lengths) if lengths else []
-    return found
+    if not lengths:
+        raise ValueError(f"--retrieval: {original.name} reads at most {longest:,} tokens, so give a length up to that.")
+    return lengths
 
 
 def _read_text(path: Path) -> str:

@@ -44,7 +44,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Check:
-    """A measure beside its bound, None where none is asked. `error` is its standard error, None where it has none."""
+    """A measure beside its bound, None where none is asked. `error` is its standard error, None of a single item."""
 
     what: str
     value: float
@@ -63,7 +63,7 @@ class Check:
         if self.bound is None:
             return TOLD
         low, high = self.interval
-        if low < self.bound < high:
+        if self.error is None or low < self.bound < high:
             return UNDECIDED
         return PASSED if (self.value >= self.bound if self.at_least else self.value <= self.bound) else FAILED
 

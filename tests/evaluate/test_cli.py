@@ -17,6 +17,7 @@ import pytest
 from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate import cli
 from rewired.evaluate.evaluate import PACKAGED_TEXT
+from rewired.evaluate.measure import Runner
 from rewired.extras import missing
 
 from ..convert.checkpoints import edit_json
@@ -92,6 +93,44 @@ def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.M
     assert "| KL from position | 0 | 64 |" in report
     assert "| 256 tokens | 20 |" in report and "100,000 tokens" not in report
     assert list(results["divergences"]["prose.txt"]["ladder"]["kl_by_position"]) == ["0", "64"]
+
+
+def test_a_gate_alone_finds_the_original_that_a_model_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path
+) -> None:
+    """Also where tasks are asked: a model without anything to compare it with passes nothing."""
+    (tmp_path / "mine.yaml").write_text("mean_recovery: 0\n")
+    arguments = ("--gate", str(tmp_path / "mine.yaml"), "--tasks", "piqa", "--data", "rows", "--no-text")
+    assert run(monkeypatch, "out/final", *arguments, "--out", str(tmp_path / "out")) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["verdicts"] == {"out/final": "passed"}
+    assert [check["what"] for check in results["checks"]["out/final"]][:1] == ["mean recovery of 1 tasks"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "sentence"),
+    [
+        ("mean_recovery: 1", ("dense",), "dense names none: evaluate ORIGINAL dense"),
+        (
+            "mean_recovery: 1",
+            ("dense", "ladder"),
+            "asks for tasks: give --suite or --tasks, or a suite in its file",
+        ),
+        ("kl: 1", ("dense", "ladder", "--no-text"), "asks for the divergence on a text: leave out --no-text"),
+        ("retrieval_loss: 1", ("dense", "ladder", "--retrieval", "100000"), "dense reads at most"),
+        ("retrieval_loss: 1", ("dense", "ladder", "--retrieval", "10"), "Retrieval in 10 tokens has no room"),
+    ],
+)
+def test_what_a_gate_would_lack_is_said_before_anything_is_measured(
+    content: str, arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    world: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(content)
+    monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("something was measured"))
+    out = tmp_path / "out"
+    assert run(monkeypatch, *arguments, "--gate", str(tmp_path / "mine.yaml"), "--out", str(out)) == 2
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_model_alone_is_compared_with_the_original_that_it_names(

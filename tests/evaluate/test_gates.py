@@ -21,7 +21,8 @@ from .made_up_results import DIVERGENCE, task
         (0.985, 0.001, True, FAILED),
         (0.991, 0.001, True, UNDECIDED),  # 0.98904 to 0.99296
         (0.989, 0.001, True, UNDECIDED),
-        (0.99, None, True, PASSED),
+        (0.99, 0.0, True, PASSED),
+        (0.995, None, True, UNDECIDED),  # of one item, or one window
         (0.985, 0.001, False, PASSED),
         (0.995, 0.001, False, FAILED),
     ],
