@@ -1,4 +1,4 @@
-"""An engine's own all-reduce on a stream of its own, beside the module that hides it. For CUDA.
+"""An engine's own all-reduce on a stream of its own, beside the module that hides it. For CUDA; never run on a GPU.
 
 NCCL's all-reduces run beside compute by themselves. vLLM's kernels, faster among the GPUs of a machine, do not.
 """

@@ -1,4 +1,7 @@
-"""An engine's all-reduce on a stream of its own: compute goes on beside it, and a wait waits."""
+"""An engine's all-reduce on a stream of its own: compute goes on beside it, and a wait waits.
+
+Never run on a GPU yet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on a GPU's stream of its own, beside what the current stream does next."""
+"""Work on a GPU's stream of its own, beside what the current stream does next. Never run on a GPU."""
 
 from __future__ import annotations
 

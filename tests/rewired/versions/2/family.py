@@ -105,6 +105,12 @@ class Family:
         return tuple(linear.name for module in self.modules for linear in module.linears)
 
     @property
+    def norms(self) -> tuple[str, ...]:
+        """The names of a layer's norms, those inside its modules, too."""
+        inside = (replicated.name for module in self.modules for replicated in module.inside)
+        return (*(module.norm for module in self.modules), *inside)
+
+    @property
     def gains(self) -> tuple[str, ...]:
         return tuple(module.gain for module in self.modules)
 

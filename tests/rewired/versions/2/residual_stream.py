@@ -166,7 +166,8 @@ class PeekGain(nn.Module):
         self.weight = nn.Parameter(torch.full((tp_shards, hidden_size), initial))
 
     def forward(self, settled: torch.Tensor, own_parts: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(settled, own_parts, on_this_rank(self.weight)[:, None, None, :])  # [r, B, T, H]
+        gain = on_this_rank(self.weight).to(settled.dtype)  # a training may hold it in more bits
+        return torch.addcmul(settled, own_parts, gain[:, None, None, :])  # [r, B, T, H]
 
 
 def _cut(tensor: torch.Tensor, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -98,7 +98,7 @@ def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> to
             lambda a, x: linear(x.unflatten(-1, (shards.held, -1)), _parameters(a)[0]).flatten(-2),
             lambda b, low_rank: column_parallel(b, shards, low_rank),
         )
-    if not is_plain_linear(projection):
+    if _is_called(projection, shards):
         return own_rows(_called_on_each(projection, packed.unflatten(-1, (shards.held, -1)).movedim(-2, 0)))
     weight, bias = _parameters(projection)
     if shards.held == 1:
@@ -118,7 +118,7 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
             lambda a, x: row_parallel(a, shards, x),
             lambda b, low_rank: linear(low_rank, *_parameters(b, parts=shards.total)),
         )
-    if not is_plain_linear(projection):
+    if _is_called(projection, shards):
         partials = _called_on_each(projection, one_shard_at_a_time(hidden_states, shards.held))
         bias = getattr(projection, "bias", None)
         return partials if bias is None else partials - bias * (1 - 1 / shards.total)
@@ -159,9 +159,25 @@ def _parameters(projection: Any, parts: int = 1) -> tuple[torch.Tensor, torch.Te
     if hook is not None:
         hook.pre_forward(projection)
     weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    if _is_in_4bit(projection):
+        from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+        weight = dequantize_bnb_weight(weight)
     if hook is not None:
         hook.post_forward(projection, None)
     return weight, bias if bias is None or parts == 1 else bias / parts
+
+
+def _is_called(projection: Any, shards: Shards) -> bool:
+    """Whether a projection does its own work, once a shard.
+
+    One of bitsandbytes in 4 bits is a matmul with the weight that it stands for: for several shards, that is faster.
+    """
+    return not (is_plain_linear(projection) or (_is_in_4bit(projection) and shards.held > 1))
+
+
+def _is_in_4bit(projection: Any) -> bool:
+    return hasattr(projection.weight, "quant_state")
 
 
 def is_plain_linear(projection: Any) -> bool:
