@@ -6,6 +6,8 @@ max(c - w, (1 - hide) c) of its time c.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,24 +37,39 @@ class PassTime:
 
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
+    counted, layers = _counted(wiring), wiring.num_layers
     attention, mlp = rank.attention(step), rank.mlp(step)
-    works = [seconds for first, _ in wiring.layers for seconds in (attention - fused_saving(rank, first), mlp)]
+    fused = attention - rank.engine.fused_saving
     communication = waited = 0.0
-
-    @cache  # a wiring has few sizes, and many modules
-    def collective(size: float, is_quantised: bool) -> float:
+    for (payload_bytes, is_quantised, behind), count in counted.collectives.items() if communicates else ():
+        size = step.rows * payload_bytes
+        seconds = all_reduce.seconds(size, rank.tp)
         if is_quantised:
-            return all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
-        return all_reduce.seconds(size, rank.tp)
+            seconds = all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
+        communication += count * seconds
+        work = {"attention": attention, "fused": fused, "mlp": mlp}.get(behind, 0.0)
+        waited += count * exposed(seconds, work, rank.engine.hidden(size) if behind else 0.0)
+    attentions = counted.fused * fused + (layers - counted.fused) * attention
+    return PassTime(attentions, layers * mlp, rank.head(step), communication, waited)
 
-    for index, module in enumerate(wiring.modules):
-        if not (communicates and module.launches):
-            continue
-        size = step.rows * module.payload_bytes(_ITEM)
-        seconds = collective(size, bool(module.sections))
-        communication += seconds
-        waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
-    return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), communication, waited)
+
+@dataclass(frozen=True)
+class _Counted:
+    """What a wiring's walk meets: its collectives by bytes a token, whether they are quantised, and what hides them."""
+
+    collectives: Mapping[tuple[int, bool, str], int]
+    fused: int  # layers
+
+
+@cache  # a wiring has few kinds of collectives, and many modules
+def _counted(wiring: Wiring) -> _Counted:
+    works = [work for first, _ in wiring.layers for work in ("fused" if _is_fused(first) else "attention", "mlp")]
+    met = (
+        (module.payload_bytes(_ITEM), bool(module.sections), after if module.overlapped else "")
+        for module, after in zip(wiring.modules, [*works[1:], ""], strict=True)
+        if module.launches
+    )
+    return _Counted(Counter(met), works.count("fused"))
 
 
 def exposed(collective: float, work: float, hide: float) -> float:
@@ -60,6 +77,6 @@ def exposed(collective: float, work: float, hide: float) -> float:
     return max(collective - work, (1 - hide) * collective)
 
 
-def fused_saving(rank: Rank, module: ModuleWiring) -> float:
-    """What an engine saves that computes as one module an attention and an MLP that run side by side."""
-    return rank.engine.fused_saving if PRESETS[module.region.preset].whole_layers else 0.0
+def _is_fused(module: ModuleWiring) -> bool:
+    """Whether an engine may compute as one module an attention and an MLP that run side by side."""
+    return PRESETS[module.region.preset].whole_layers
