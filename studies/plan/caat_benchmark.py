@@ -74,7 +74,7 @@ def points(runs: Sequence[PublishedTime], table: Mapping[str, Any] | None = None
 
 def parameters(values: Mapping[str, float]) -> dict[str, Any]:
     overheads = {"attention_overhead": 5e-6, "mlp_overhead": 5e-6, "slack": 0.0, "network_step": 0.0}
-    return {**values, "memory_share": 0.8, **overheads, "hide": 0.8, "hide_loss": 0.0, "hide_least": 0.6}
+    return {**values, "memory_share": 0.8, **overheads, "hide": 0.0, "slow_hide": 0.0}
 
 
 def fit() -> dict[str, Any]:

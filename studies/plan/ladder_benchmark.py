@@ -7,10 +7,9 @@ positions, an unsharded head over all positions of the prompt, CUDA graphs and N
 from __future__ import annotations
 
 import csv
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE
 from rewired.plan import hardware
-from rewired.plan.all_reduce_time import AllReduce, Ring
 from rewired.plan.engine import Engine
 from rewired.plan.machine import Load, Machine, all_reduces
 from rewired.plan.wirings import wiring_of
+
+from .copies import Copied, Copies
 
 HERE = Path(__file__).parent
 NAME = "ladder-benchmark"
@@ -37,6 +37,9 @@ MODELS = {
     "1b": "llama-3.2-1b",
 }
 WIRINGS = (STANDARD, "ladder", "parallel", NONE)
+
+Seconds = tuple[float, float]  # of a prefill, and of all decoding after it
+Speedups = tuple[float, float, float]  # over standard: of prefill, decoding and both
 
 
 @dataclass(frozen=True)
@@ -62,39 +65,6 @@ def fitted(name: str) -> Mapping[str, Any]:
     return tomllib.loads((HERE / "benchmarks.toml").read_text("utf-8"))[name]
 
 
-@dataclass(frozen=True)
-class Copies:
-    """NCCL without peer-to-peer access (NCCL_P2P_DISABLE=1): small messages are copied through the host's memory.
-
-    Large ones are still reduced by the NVLink switches (NVLS), which this does not turn off. By the raw runs, so it is
-    for four GPUs and not for two, whose messages of 17 MB take 1.1 ms (15 GB/s): not fitted yet.
-    """
-
-    near: Ring  # up to four GPUs, which hang on one processor
-    far: Ring
-    up_to_here: float  # bytes of a message that is copied, on one node
-    up_to_across: float  # and between nodes
-    nvls_slack: float  # seconds that a larger one takes longer than with peer-to-peer access
-
-    def ring(self, gpus: int) -> Ring:
-        return self.near if gpus <= 4 else self.far
-
-    def up_to(self, nodes: int) -> float:
-        return self.up_to_here if nodes == 1 else self.up_to_across
-
-
-@dataclass(frozen=True)
-class Copied(AllReduce):
-    """All-reduces without peer-to-peer access."""
-
-    copies: Copies = field(kw_only=True)
-
-    def within_node(self, size: float, gpus: int) -> float:
-        if size > self.copies.up_to(math.ceil(gpus / self.gpus_per_node)):
-            return super().within_node(size, gpus) + self.copies.nvls_slack
-        return self.copies.ring(gpus).at(size, min(gpus, self.gpus_per_node))
-
-
 @cache
 def published() -> list[PublishedSpeed]:
     """All of the 70B's runs that the authors published as data, `standard` among them."""
@@ -115,74 +85,76 @@ class Timed:
     run: Run
     prefill: float
     decode: float  # of all new tokens
-    speedups: tuple[float, float, float]  # over standard: of prefill, decode and both
+    speedups: Speedups
 
 
 @cache
 def timed() -> list[Timed]:
     """The authors' raw runs on several GPUs, all wirings that have a standard run beside them."""
-    text = (HERE / "ladder-runs.csv").read_text("utf-8")
-    repeats: dict[Run, list[tuple[float, float]]] = {}
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        run = Run(row["model"], int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", row["wiring"])
-        seconds = float(row["prefill_seconds"]), float(row["decode_seconds"])
-        if run.tp > 1:
-            repeats.setdefault(run, []).append(seconds)
-    fastest = {run: min(seconds, key=sum) for run, seconds in repeats.items()}
+    fastest = {run: min(seconds.values(), key=sum) for run, seconds in repeats().items()}
     return [
-        Timed(run, prefill, decode, _over(standard, (prefill, decode)))
-        for run, (prefill, decode) in fastest.items()
-        if (standard := fastest.get(replace(run, wiring=STANDARD)))
+        Timed(run, *seconds, speedups(standard, seconds))
+        for run, seconds in fastest.items()
+        if (standard := fastest.get(standard_of(run)))
     ]
 
 
-def _over(standard: tuple[float, ...], own: tuple[float, ...]) -> tuple[float, float, float]:
-    prefill, decode = (before / after for before, after in zip(standard, own, strict=True))
-    return prefill, decode, sum(standard) / sum(own)
+@cache
+def repeats() -> Mapping[Run, Mapping[str, Seconds]]:
+    """Of each raw run on several GPUs, by the commit that holds its log and the pipeline stages in the log's name."""
+    text = (HERE / "ladder-runs.csv").read_text("utf-8")
+    found: dict[Run, dict[str, Seconds]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        run = Run(row["model"], int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", row["wiring"])
+        if run.tp > 1:
+            log = row["commit"] + row["pp"]
+            found.setdefault(run, {})[log] = float(row["prefill_seconds"]), float(row["decode_seconds"])
+    return found
 
 
-def predicted(run: Run, parameters: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """Seconds of the prefill, and of all decoding after it."""
-    (shape, wiring), machine = _model(run), machine_of(run.tp, run.nvlink, parameters)
+def standard_of(run: Run) -> Run:
+    return replace(run, wiring=STANDARD)
+
+
+def speedups(standard: Seconds, own: Seconds) -> Speedups:
+    return standard[0] / own[0], standard[1] / own[1], sum(standard) / sum(own)
+
+
+def predicted(run: Run, parameters: Mapping[str, Any] | None = None) -> Seconds:
+    return predicted_on(machine_of(run, parameters), run)
+
+
+def predicted_on(machine: Machine, run: Run) -> Seconds:
+    shape, wiring = _model(run)
     done = machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), run.wiring != NONE)
     return done.prefill.seconds, done.seconds - done.prefill.seconds
 
 
-def predicted_speedups(run: Run, parameters: Mapping[str, Any] | None = None) -> tuple[float, float, float]:
-    return _over(predicted(replace(run, wiring=STANDARD), parameters), predicted(run, parameters))
+def predicted_speedups(run: Run, parameters: Mapping[str, Any] | None = None) -> Speedups:
+    return speedups(predicted(standard_of(run), parameters), predicted(run, parameters))
 
 
 def predicted_speedup(run: Run, parameters: Mapping[str, Any] | None = None) -> float:
-    standard = tokens_per_second(replace(run, wiring=STANDARD), parameters)
-    return tokens_per_second(run, parameters) / standard
+    """Of prefill and decoding together."""
+    return predicted_speedups(run, parameters)[2]
 
 
-def tokens_per_second(run: Run, parameters: Mapping[str, Any] | None = None) -> float:
-    (shape, wiring), machine = _model(run), machine_of(run.tp, run.nvlink, parameters)
-    return machine.generate(shape, wiring, Load(run.batch, PROMPT, NEW), run.wiring != NONE).tokens_per_second
-
-
-def machine_of(tp: int, nvlink: bool, parameters: Mapping[str, Any] | None = None) -> Machine:
+def machine_of(run: Run, parameters: Mapping[str, Any] | None = None) -> Machine:
     """The authors' machine: by the fitted parameters in benchmarks.toml, or by others."""
     table = dict(fitted(NAME) if parameters is None else parameters)
-    copies = table.pop("without_p2p")
+    copies, of_one = Copies(**table.pop("without_p2p")), table.pop("of_one")
     engine, sheet = Engine(**table), hardware.load("h100")
+    if run.batch == 1:  # torch.compile writes products with one vector itself, and fuses more with them
+        engine = replace(
+            engine,
+            attention_overhead=engine.attention_overhead * of_one,
+            mlp_overhead=engine.mlp_overhead * of_one,
+            slack=engine.slack * of_one,
+        )
     all_reduce = all_reduces(sheet, engine, "nccl")
-    if not nvlink:
-        engine = replace(engine, hide_loss=copies["hide_loss"])
-        all_reduce = Copied(**vars(all_reduce), copies=_copies(copies))
-    return Machine(sheet, engine, all_reduce, tp)
-
-
-def _copies(table: Mapping[str, float]) -> Copies:
-    base = table["base"]
-    return Copies(
-        near=Ring(base, table["step"], table["bandwidth"]),
-        far=Ring(base, table["far_step"], table["far_bandwidth"]),
-        up_to_here=table["up_to_here"],
-        up_to_across=table["up_to_across"],
-        nvls_slack=table["nvls_slack"],
-    )
+    if not run.nvlink:
+        all_reduce = Copied(**vars(all_reduce), copies=copies, hide_of_copies=engine.slow_hide)
+    return Machine(sheet, engine, all_reduce, run.tp)
 
 
 @cache

@@ -52,14 +52,14 @@ def test_a_machine_is_found_again(tmp_path: Path) -> None:
     assert found.engine.flops_share == pytest.approx(slower.engine.flops_share, rel=0.03)
     assert found.engine.memory_share == pytest.approx(machine.engine.memory_share, rel=0.01)
     assert found.all_reduce.scale == pytest.approx(1.7, rel=0.01)
-    assert found.engine.hide == machine.engine.hide
+    assert found.all_reduce.hide == machine.all_reduce.hide
 
 
 def test_a_ladder_says_what_hides(tmp_path: Path) -> None:
     machine = serving_machine("h100", "vllm", 8)
-    shy = replace(machine, engine=replace(machine.engine, hide=0.3, hide_least=0.3))
+    shy = replace(machine, all_reduce=replace(machine.all_reduce, hide=0.1))
     found = calibrated(machine, written(report(shy), tmp_path))
-    assert found.engine.hide == pytest.approx(0.3, abs=0.02)
+    assert found.all_reduce.hide == pytest.approx(0.1, abs=0.02)
 
 
 def test_measured_all_reduces_take_the_place_of_ours(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class AllReduce:
     """All-reduce times of a machine, within a node and between nodes.
 
     `slack` is what an all-reduce takes longer inside a model than in a loop of nothing else: launches, and ranks that
-    come late.
+    come late. Compute hides its latency, in which little moves, and of the rest a share, `hide`.
     """
 
     curves: Mapping[int, Curve]  # by number of GPUs
@@ -85,6 +85,7 @@ class AllReduce:
     network: Network
     gpus_per_node: int
     slack: float = 0.0
+    hide: float = 0.0
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
@@ -93,6 +94,16 @@ class AllReduce:
         if gpus == 1:
             return 0.0
         return self.scale * (self.within_node(size, gpus) + self._between_nodes(size, gpus) + self.slack)
+
+    def latency(self, size: float, gpus: int) -> float:
+        """Seconds of the smallest message that goes the same way."""
+        if gpus == 1:
+            return 0.0
+        return self.scale * (self.within_node(0, gpus) + self._between_nodes(0, gpus))
+
+    def hidden(self, size: float, gpus: int) -> float:
+        """The share that hides of what is no latency."""
+        return self.hide
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
         """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would."""

@@ -79,7 +79,8 @@ class Rank:
         heads = work.heads / self.tp
         kv_heads = max(1.0, work.kv_heads / self.tp)
         attended = positions if engine.score_passes else positions - (step.new - 1) / 2
-        cache = 2 * step.sequences * positions * work.head_dim * _ITEM * (kv_heads + heads * engine.cache_passes)
+        readers = heads * engine.cache_passes if engine.cache_passes else kv_heads
+        cache = 2 * step.sequences * positions * work.head_dim * _ITEM * readers
         matrix = step.rows * heads * positions * _ITEM * engine.score_passes
         return self._roofline(4 * step.rows * attended * heads * work.head_dim, cache + matrix)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -19,24 +18,17 @@ class Engine:
     mlp_overhead: float
     slack: float  # an all-reduce inside a model takes this much longer than measured alone
     network_step: float  # an all-reduce's way from node to node
-    hide: float  # share of a collective that runs behind compute: up to `hide_up_to` bytes,
-    hide_loss: float  # less this much a doubling of larger ones,
-    hide_least: float  # but at least this share
+    hide: float  # share of a collective, latency aside, that runs behind compute: its kernel takes some processors,
+    slow_hide: float  # fewer of them where links are slow
     ring_base: float = 0.0  # of an all-reduce within a node that was not measured
     ring_step: float = 0.0
     ring_share: float = 1.0  # of the link's bandwidth
     fused_saving: float = 0.0  # of `parallel`, where an engine fuses attention and MLP
-    hide_up_to: float = 32 * 1024
     static_cache: int = 0  # positions that every query attends to, however few are filled
-    cache_passes: float = 0.0  # over a cache that is repeated for every query head; 0: read once, as it is
-    score_passes: float = 0.0  # over the matrix of attention scores; 0: never written, as in flash attention
+    cache_passes: float = 0.0  # of every query head over its cache; 0: it is read once, for all heads that share it
+    score_passes: float = 0.0  # over the matrix of attention scores, or as much arithmetic; 0: as in flash attention
     shards_head: bool = True
     logits_of_prompt: bool = False  # of all its positions, not of the last one
-
-    def hidden(self, size: float) -> float:
-        """The share of an all-reduce of `size` bytes that compute can hide: its kernel takes some of the processors."""
-        doublings = max(0.0, math.log2(max(size, 1.0) / self.hide_up_to))
-        return max(min(self.hide, self.hide_least), self.hide - self.hide_loss * doublings)
 
 
 @cache

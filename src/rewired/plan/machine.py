@@ -19,6 +19,7 @@ from .weights import BF16, Weights, weights_called
 # How wrong all-reduce times and the hidden share may be: most published speedups lie within (docs/plan-checks.md).
 COMMUNICATION_ERROR = 0.2
 HIDE_ERROR = 0.1
+_SLOW = 100e9  # bytes/s of PCIe at most
 _LARGE = 256 * 1024 * 1024  # bytes of a message that has the full bandwidth
 
 
@@ -72,10 +73,8 @@ class Machine:
     def off_by(self, sign: int) -> Machine:
         """A machine on which wirings win less (-1) or more (1), as far as this one may be off."""
         scale = self.all_reduce.scale * (1 + COMMUNICATION_ERROR) ** sign
-        hide = min(1.0, self.engine.hide + sign * HIDE_ERROR)
-        least = min(1.0, self.engine.hide_least + sign * HIDE_ERROR)
-        engine = replace(self.engine, hide=hide, hide_least=least)
-        return replace(self, engine=engine, all_reduce=replace(self.all_reduce, scale=scale))
+        hide = min(1.0, self.all_reduce.hide + sign * HIDE_ERROR)
+        return replace(self, all_reduce=replace(self.all_reduce, scale=scale, hide=hide))
 
 
 def serving_machine(hardware: str, library: str, tp: int, weights: str = BF16.name) -> Machine:
@@ -91,6 +90,7 @@ def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
         Network(engine.network_step, sheet.network_bandwidth * sheet.gpus_per_node),
         sheet.gpus_per_node,
         slack=engine.slack,
+        hide=engine.slow_hide if sheet.link_bandwidth < _SLOW else engine.hide,
         halves=halves_of(sheet),
     )
 

@@ -154,17 +154,17 @@ def _scale_communication(machine: Machine, pairs: Sequence[tuple[_Row, _Row]]) -
 
 def _hide(machine: Machine, ladders: Sequence[_Row]) -> Machine:
     """The share hidden that comes nearest to ladders' times; of equally near ones, the one nearest to ours."""
+    ours = machine.all_reduce.hide
 
     def hiding(share: float) -> Machine:
-        least = min(share, machine.engine.hide_least)
-        return replace(machine, engine=replace(machine.engine, hide=share, hide_least=least))
+        return replace(machine, all_reduce=replace(machine.all_reduce, hide=share))
 
     def distance(share: float) -> tuple[float, float]:
         passes = [zip(_predicted(hiding(share), row), row.seconds, strict=True) for row in ladders]
         off = [abs(math.log(measured / predicted.seconds)) for each in passes for predicted, measured in each]
-        return round(sum(off), 6), abs(share - machine.engine.hide)
+        return round(sum(off), 6), abs(share - ours)
 
-    return hiding(min([machine.engine.hide, *(percent / 100 for percent in range(101))], key=distance))
+    return hiding(min([ours, *(percent / 100 for percent in range(101))], key=distance))
 
 
 def _predicted(machine: Machine, row: _Row) -> tuple[PassTime, PassTime]:

@@ -1,14 +1,14 @@
 """The time of a forward pass: one walk over a wiring's modules, whatever the wiring.
 
 A collective that nothing hides is waited for whole. One that runs behind the next module's compute w is waited for
-max(c - w, (1 - hide) c) of its time c.
+max(c - w, (1 - hide) (c - l)) of its time c, where l is its latency: what the smallest message takes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from rewired.model.presets import PRESETS
@@ -37,20 +37,22 @@ class PassTime:
 
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
-    counted, layers = _counted(wiring), wiring.num_layers
+    counted = _counted(wiring)
     attention, mlp = rank.attention(step), rank.mlp(step)
-    fused = attention - rank.engine.fused_saving
+    works = {"attention": attention, "fused": attention - rank.engine.fused_saving, "mlp": mlp}
     communication = waited = 0.0
     for (payload_bytes, is_quantised, behind), count in counted.collectives.items() if communicates else ():
         size = step.rows * payload_bytes
-        seconds = all_reduce.seconds(size, rank.tp)
         if is_quantised:
             seconds = all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
+            latency = replace(all_reduce, slack=0.0).quantised_seconds(0, rank.tp)
+        else:
+            seconds, latency = all_reduce.seconds(size, rank.tp), all_reduce.latency(size, rank.tp)
+        hide = all_reduce.hidden(size, rank.tp)
         communication += count * seconds
-        work = {"attention": attention, "fused": fused, "mlp": mlp}.get(behind, 0.0)
-        waited += count * exposed(seconds, work, rank.engine.hidden(size) if behind else 0.0)
-    attentions = counted.fused * fused + (layers - counted.fused) * attention
-    return PassTime(attentions, layers * mlp, rank.head(step), communication, waited)
+        waited += count * (exposed(seconds, latency, works[behind], hide) if behind else seconds)
+    attentions = counted.fused * works["fused"] + (wiring.num_layers - counted.fused) * attention
+    return PassTime(attentions, wiring.num_layers * mlp, rank.head(step), communication, waited)
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ def _counted(wiring: Wiring) -> _Counted:
     return _Counted(Counter(met), works.count("fused"))
 
 
-def exposed(collective: float, work: float, hide: float) -> float:
-    """The seconds waited for of a collective behind `work` seconds of compute, which can hide a share of it."""
-    return max(collective - work, (1 - hide) * collective)
+def exposed(collective: float, latency: float, work: float, hide: float) -> float:
+    """The seconds waited for of a collective behind `work`, which hides its latency and a share of the rest."""
+    return max(collective - work, (1 - hide) * (collective - latency))
 
 
 def _is_fused(module: ModuleWiring) -> bool:

@@ -1,0 +1,162 @@
+"""How far off predicted speedups are: `python -m studies.plan.score`, by fits that left runs out, too.
+
+It takes a minute; --rows prints every run. Speedups are ratios, and a point is a hundredth: from 1.31 to 1.33 are two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from rewired.model.presets import STANDARD
+
+from . import caat_benchmark
+from .fit import TEXT, fit
+from .ladder_benchmark import (
+    Run,
+    Timed,
+    machine_of,
+    predicted_on,
+    predicted_speedup,
+    predicted_speedups,
+    published,
+    repeats,
+    speedups,
+    standard_of,
+    timed,
+)
+
+PARTS = ("prefill", "decoding", "both")
+Points = tuple[float, ...]  # of each part
+Group = Callable[[Run], Any]
+GROUPS: Mapping[str, Group] = {
+    "each (GPUs, batch)": lambda run: (run.tp, run.batch),
+    "each number of GPUs": lambda run: run.tp,
+    "each batch": lambda run: run.batch,
+    "each wiring": lambda run: run.wiring,
+    "each model": lambda run: run.model,
+}
+
+
+@dataclass(frozen=True)
+class Off:
+    """Predicted less measured speedups of a run, in points."""
+
+    run: Run
+    points: Points
+
+
+def raw(table: Mapping[str, Any] | None = None) -> list[Off]:
+    """Of the authors' raw runs, in the parts of PARTS."""
+    return [_off(each, table) for each in timed() if each.run.wiring != STANDARD]
+
+
+def held_out(group: Group) -> list[Off]:
+    """The same, each by a fit that saw nothing of its group."""
+    rows = [each for each in timed() if each.run.wiring != STANDARD]
+    off = []
+    for key in dict.fromkeys(group(each.run) for each in rows):
+        table = fit(lambda run, key=key: group(run) != key)  # type: ignore[misc]
+        off += [_off(each, table) for each in rows if group(each.run) == key]
+    return off
+
+
+def totals(table: Mapping[str, Any] | None = None) -> list[Off]:
+    """Of the 70B's published speedups, prefill and decoding together."""
+    rows = [row for row in published() if row.run.wiring != STANDARD]
+    return [Off(row.run, (100 * (predicted_speedup(row.run, table) - row.speedup),)) for row in rows]
+
+
+def said_left_out(model: str) -> list[Off]:
+    """Of what the paper's text says of a model, by a fit that saw nothing of it."""
+    table = fit(lambda run: run.model != model)
+    return [Off(run, (100 * (predicted_speedup(run, table) - said),)) for run, said, _ in TEXT if run.model == model]
+
+
+def noise() -> Points:
+    """The mean difference between speedups of repeats of a run, each over the standard run of the same log's commit."""
+    differences = []
+    for run, logs in repeats().items():
+        standard = repeats().get(standard_of(run), {})
+        fastest = min(map(sum, logs.values()))
+        found = [
+            speedups(standard[log], seconds)
+            for log, seconds in logs.items()
+            if run.wiring != STANDARD and log in standard and sum(seconds) < 2 * fastest  # one log timed a compilation
+        ]
+        for one, other in combinations(found, 2):
+            differences.append([100 * abs(a - b) for a, b in zip(one, other, strict=True)])
+    return mean(differences)
+
+
+def in_range() -> float:
+    """The share of raw speedups within what the planner prints as its range."""
+    inside = [each for each in timed() if each.run.wiring != STANDARD and _is_in_range(each)]
+    return len(inside) / len(raw())
+
+
+def mean(rows: Sequence[Sequence[float]]) -> Points:
+    return tuple(sum(part) / len(part) for part in zip(*rows, strict=True))
+
+
+def mean_absolute(rows: Sequence[Off]) -> Points:
+    return mean([[abs(point) for point in off.points] for off in rows])
+
+
+def by_link_and_wiring(rows: Sequence[Off]) -> dict[tuple[bool, str], list[Off]]:
+    found: dict[tuple[bool, str], list[Off]] = {}
+    for off in rows:
+        found.setdefault((off.run.nvlink, off.run.wiring), []).append(off)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def _off(each: Timed, table: Mapping[str, Any] | None) -> Off:
+    pairs = zip(predicted_speedups(each.run, table), each.speedups, strict=True)
+    return Off(each.run, tuple(100 * (one - other) for one, other in pairs))
+
+
+def _is_in_range(each: Timed) -> bool:
+    """To half a point."""
+    ends = [
+        speedups(*(predicted_on(machine_of(each.run).off_by(sign), run) for run in (standard_of(each.run), each.run)))
+        for sign in (-1, 1)
+    ]
+    return min(ends)[2] - 0.005 <= each.speedups[2] <= max(ends)[2] + 0.005
+
+
+def _lines() -> Iterator[str]:
+    yield f"repeats of a run differ: {_parts(noise())}"
+    yield f"within the range: {in_range():.0%} of {len(raw())}"
+    yield from _by_wiring("by the whole fit", raw())
+    for name, group in GROUPS.items():
+        off = held_out(group)
+        yield from _by_wiring(f"{name} left out", off)
+        if "--rows" in sys.argv[1:]:
+            yield from (f"  {each.run}: {_parts(each.points)}" for each in off)
+    yield f"published 70B: {_parts(mean_absolute(totals()))}"
+    for model in dict.fromkeys(run.model for run, *_ in TEXT):
+        yield f"text on {model} left out: {_parts(mean_absolute(said_left_out(model)))}"
+    runs = caat_benchmark.published()
+    for model, tp in dict.fromkeys((run.model, run.tp) for run in runs):
+        off = caat_benchmark.points([run for run in runs if (run.model, run.tp) == (model, tp)])
+        yield f"CAAT-Net, {model} at TP {tp}: {sum(map(abs, off)) / len(off):.2f} points of time saved"
+
+
+def _by_wiring(name: str, rows: Sequence[Off]) -> Iterator[str]:
+    for (nvlink, wiring), off in by_link_and_wiring(rows).items():
+        where = "NVLink" if nvlink else "no P2P"
+        bias = mean([each.points for each in off])[-1]
+        yield f"{name}: {where}, {wiring}, {len(off)} runs: {_parts(mean_absolute(off))} (bias {bias:+.1f})"
+
+
+def _parts(points: Points) -> str:
+    names = PARTS if len(points) == len(PARTS) else PARTS[-1:]
+    return ", ".join(f"{name} {point:.1f}" for name, point in zip(names, points, strict=True))
+
+
+if __name__ == "__main__":
+    for line in _lines():
+        print(line, flush=True)
