@@ -14,11 +14,12 @@ from functools import cache
 from importlib.resources import files
 from typing import TypeVar
 
+from .fusion import NO_FUSION, SUFFIX, Fusion
 from .hardware import Hardware
 
 _T = TypeVar("_T")
 
-LIBRARIES = ("vllm", "trtllm", "nccl")
+LIBRARIES = ("vllm", "vllm-fused", "trtllm", "nccl")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class AllReduce:
     gpus_per_node: int
     slack: float = 0.0
     hide: float = 0.0
+    fusion: Fusion = NO_FUSION
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
@@ -104,6 +106,11 @@ class AllReduce:
     def hidden(self, size: float, gpus: int) -> float:
         """The share that hides of what is no latency."""
         return self.hide
+
+    def waited_seconds(self, size: float, gpus: int) -> float:
+        """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
+        seconds = self.seconds(size, gpus)
+        return max(seconds - self.scale * self.fusion.saved(size, gpus), 0.0)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
         """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would."""
@@ -153,6 +160,7 @@ def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:
     """Raises ValueError where this library was not measured on this machine."""
     if library not in LIBRARIES:
         raise ValueError(f"There is no library '{library}': choose one of {', '.join(LIBRARIES)}.")
+    library = library.removesuffix(SUFFIX)
     if hardware.measured is None:
         return {}
     curves = measured_curves(hardware.measured, library)

@@ -28,7 +28,7 @@ def _plan(
     hardware: Annotated[
         str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
     ] = "h100",
-    library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, trtllm or nccl.")] = "vllm",
+    library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, vllm-fused, trtllm or nccl.")] = "vllm",
     weights: Annotated[str, typer.Option(help="What the weights are in: bf16, fp8, int8 or int4.")] = BF16.name,
     tp: Annotated[
         int | None, typer.Option(metavar="R", help="Tensor-parallel degree; all GPUs by default, fewer give replicas.")

@@ -12,6 +12,7 @@ from . import hardware as machines
 from .all_reduce_time import AllReduce, Network, Ring, curves_of, halves_of
 from .compute import Rank, Step
 from .engine import Engine
+from .fusion import fusion_of
 from .hardware import Hardware
 from .pass_time import PassTime, pass_time
 from .weights import BF16, Weights, weights_called
@@ -90,6 +91,7 @@ def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
         Network(engine.network_step, sheet.network_bandwidth * sheet.gpus_per_node),
         sheet.gpus_per_node,
         slack=engine.slack,
+        fusion=fusion_of(sheet, library),
         hide=engine.slow_hide if sheet.link_bandwidth < _SLOW else engine.hide,
         halves=halves_of(sheet),
     )

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from rewired.model.presets import PRESETS
 from rewired.model.wiring import ModuleWiring, Wiring
@@ -37,41 +38,55 @@ class PassTime:
 
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
-    counted = _counted(wiring)
+    collectives, fused = _counted(wiring)
     attention, mlp = rank.attention(step), rank.mlp(step)
     works = {"attention": attention, "fused": attention - rank.engine.fused_saving, "mlp": mlp}
     communication = waited = 0.0
-    for (payload_bytes, is_quantised, behind), count in counted.collectives.items() if communicates else ():
-        size = step.rows * payload_bytes
-        if is_quantised:
-            seconds = all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
-            latency = replace(all_reduce, slack=0.0).quantised_seconds(0, rank.tp)
-        else:
-            seconds, latency = all_reduce.seconds(size, rank.tp), all_reduce.latency(size, rank.tp)
-        hide = all_reduce.hidden(size, rank.tp)
+    for collective, count in collectives.items() if communicates else ():
+        seconds, wait = _times(collective, rank, all_reduce, step, works)
         communication += count * seconds
-        waited += count * (exposed(seconds, latency, works[behind], hide) if behind else seconds)
-    attentions = counted.fused * works["fused"] + (wiring.num_layers - counted.fused) * attention
+        waited += count * wait
+    attentions = fused * works["fused"] + (wiring.num_layers - fused) * attention
     return PassTime(attentions, wiring.num_layers * mlp, rank.head(step), communication, waited)
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """What a wiring's walk meets: its collectives by bytes a token, whether they are quantised, and what hides them."""
-
-    collectives: Mapping[tuple[int, bool, str], int]
-    fused: int  # layers
+class _Collective(NamedTuple):
+    payload_bytes: int  # a token
+    is_quantised: bool
+    is_whole: bool  # of all channels, so that a norm may follow in the same kernel
+    behind: str  # the module whose work hides it; empty if none does
 
 
 @cache  # a wiring has few kinds of collectives, and many modules
-def _counted(wiring: Wiring) -> _Counted:
+def _counted(wiring: Wiring) -> tuple[Mapping[_Collective, int], int]:
+    """How many collectives of each kind a pass has, and how many layers whose modules an engine may fuse."""
     works = [work for first, _ in wiring.layers for work in ("fused" if _is_fused(first) else "attention", "mlp")]
     met = (
-        (module.payload_bytes(_ITEM), bool(module.sections), after if module.overlapped else "")
+        _Collective(
+            module.payload_bytes(_ITEM),
+            bool(module.sections),
+            module.reduce == "all" and not module.sections,
+            after if module.overlapped else "",
+        )
         for module, after in zip(wiring.modules, [*works[1:], ""], strict=True)
         if module.launches
     )
-    return _Counted(Counter(met), works.count("fused"))
+    return Counter(met), works.count("fused")
+
+
+def _times(
+    collective: _Collective, rank: Rank, all_reduce: AllReduce, step: Step, works: Mapping[str, float]
+) -> tuple[float, float]:
+    """Seconds that one takes, and those of them that are waited for."""
+    size, gpus = step.rows * collective.payload_bytes, rank.tp
+    if collective.is_quantised:
+        seconds = all_reduce.quantised_seconds(size, gpus) + rank.quantising(step)
+        latency = replace(all_reduce, slack=0.0).quantised_seconds(0, gpus)
+    else:
+        seconds, latency = all_reduce.seconds(size, gpus), all_reduce.latency(size, gpus)
+    if collective.behind:
+        return seconds, exposed(seconds, latency, works[collective.behind], all_reduce.hidden(size, gpus))
+    return seconds, all_reduce.waited_seconds(size, gpus) if collective.is_whole else seconds
 
 
 def exposed(collective: float, latency: float, work: float, hide: float) -> float:
