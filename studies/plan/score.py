@@ -19,6 +19,7 @@ from .ladder_benchmark import (
     Run,
     Timed,
     machine_of,
+    predicted,
     predicted_on,
     predicted_speedup,
     predicted_speedups,
@@ -32,6 +33,10 @@ from .ladder_benchmark import (
 PARTS = ("prefill", "decoding", "both")
 Points = tuple[float, ...]  # of each part
 Group = Callable[[Run], Any]
+NOT_FITTED = (  # "around 30%" and "around 40%" of batches of 64; of which model it does not say
+    *((Run(model, 64, 8, True, "desync-4x"), 1.30) for model in ("8b", "3b")),
+    *((Run(model, 64, 8, False, "desync-4x"), 1.40) for model in ("8b", "3b")),
+)
 GROUPS: Mapping[str, Group] = {
     "each (GPUs, batch)": lambda run: (run.tp, run.batch),
     "each number of GPUs": lambda run: run.tp,
@@ -74,6 +79,16 @@ def said_left_out(model: str) -> list[Off]:
     """Of what the paper's text says of a model, by a fit that saw nothing of it."""
     table = fit(lambda run: run.model != model)
     return [Off(run, (100 * (predicted_speedup(run, table) - said),)) for run, said, _ in TEXT if run.model == model]
+
+
+def times_that_no_fit_saw() -> dict[Run, float]:
+    """Predicted less measured times of the raw runs that have no standard run beside them, as a share.
+
+    Those of other commits than the first used flash attention, by their paths.
+    """
+    compared = {each.run for each in timed()}
+    own = {run: sum(logs["40ff2f7"]) for run, logs in repeats().items() if run not in compared and "40ff2f7" in logs}
+    return {run: sum(predicted(run)) / seconds - 1 for run, seconds in own.items()}
 
 
 def noise() -> Points:
@@ -131,12 +146,18 @@ def _lines() -> Iterator[str]:
     yield f"repeats of a run differ: {_parts(noise())}"
     yield f"within the range: {in_range():.0%} of {len(raw())}"
     yield from _by_wiring("by the whole fit", raw())
+    shares = times_that_no_fit_saw().values()
+    yield f"times that no fit saw, without standard: {len(shares)} runs, {sum(map(abs, shares)) / len(shares):.1%}"
     for name, group in GROUPS.items():
         off = held_out(group)
         yield from _by_wiring(f"{name} left out", off)
         if "--rows" in sys.argv[1:]:
             yield from (f"  {each.run}: {_parts(each.points)}" for each in off)
+    yield f"CAAT-Net by gpt-fast on H100: {caat_benchmark.saved_by_gpt_fast():.1f} points of time saved"
+    yield f"the same with flash attention: {caat_benchmark.saved_by_gpt_fast(score_passes=0.0):.1f}"
     yield f"published 70B: {_parts(mean_absolute(totals()))}"
+    for run, said in (*((run, said) for run, said, _ in TEXT), *NOT_FITTED):
+        yield f"text on {run}: {said:.2f}, predicted {predicted_speedup(run):.2f}"
     for model in dict.fromkeys(run.model for run, *_ in TEXT):
         yield f"text on {model} left out: {_parts(mean_absolute(said_left_out(model)))}"
     runs = caat_benchmark.published()
