@@ -22,8 +22,8 @@ from rewired.plan.engine import Engine
 from rewired.plan.pass_time import pass_time
 from rewired.plan.wirings import wiring_of
 
-from .ladder_benchmark import HERE, Run, fitted, machine_of
-from .ladder_benchmark import NAME as LADDER
+from . import ladder_benchmark
+from .ladder_benchmark import HERE, Run, fitted
 
 NAME = "caat-benchmark"
 PROMPT = 2048
@@ -56,14 +56,17 @@ def published() -> list[PublishedTime]:
 
 def predicted_seconds(run: PublishedTime, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
     """Of its time to first token; of another wiring in its place, if one is given."""
+    rank, all_reduce = machine_of(run.model, run.tp, table)
+    name, step = wiring or run.wiring, Step(run.batch, PROMPT, PROMPT)
+    return pass_time(rank, all_reduce, wiring_of(rank.shape, name), step, name != NONE).seconds
+
+
+def machine_of(model: str, tp: int, table: Mapping[str, Any] | None = None) -> tuple[Rank, AllReduce]:
     engine, sheet = Engine(**(fitted(NAME) if table is None else table)), hardware.load("gaudi3")
     ring = Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share)
     # appendix C: on Gaudi, links between nodes and within them work at once, so 16 take as long as 8
     all_reduce = AllReduce({}, ring, Network(0.0, math.inf), gpus_per_node=16)
-    shape, name = named_shapes()[run.model], wiring or run.wiring
-    rank = Rank(shape, sheet, engine, run.tp)
-    step = Step(run.batch, PROMPT, PROMPT)
-    return pass_time(rank, all_reduce, wiring_of(shape, name), step, name != NONE).seconds
+    return Rank(named_shapes()[model], sheet, engine, tp), all_reduce
 
 
 def points(runs: Sequence[PublishedTime], table: Mapping[str, Any] | None = None) -> list[float]:
@@ -78,9 +81,11 @@ def saved_by_gpt_fast(**changes: float) -> float:
 
     By the fitted Ladder benchmark, which ran gpt-fast, too, or by that one with `changes`.
     """
-    machine = machine_of(Run("llama-2-7b", 128, 8, True, STANDARD), {**fitted(LADDER), **changes})
-    shape = named_shapes()["llama-2-7b"]
-    rank, step = machine.rank(shape), Step(128, PROMPT, PROMPT)
+    machine = ladder_benchmark.machine_of(
+        Run("llama-2-7b", 128, 8, True, STANDARD), {**fitted(ladder_benchmark.NAME), **changes}
+    )
+    shape, step = named_shapes()["llama-2-7b"], Step(128, PROMPT, PROMPT)
+    rank = machine.rank(shape)
     standard, partial = (
         pass_time(rank, machine.all_reduce, wiring_of(shape, name), step).seconds for name in (STANDARD, "partial-0.25")
     )

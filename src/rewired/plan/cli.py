@@ -80,10 +80,10 @@ def _plan(
             raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
-            for_inference = {"--tp": tp, "--wirings": wirings, "--max-kl": max_kl, "--frontier": frontier}
+            for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
             for_inference |= {"--all": every or None, "--calibrate": calibrate, "--explain": explain or None}
             _check_unused(for_inference | {"--plot": plot})
-            _train(model, hardware, nodes, gpus_per_node, batch, prompt, as_json)
+            _train(model, hardware, nodes, gpus_per_node, batch, prompt, wirings, as_json)
             return
         from .ranking import PlanRequest, make_ranking
         from .report import print_plan, to_json
@@ -123,24 +123,39 @@ def _check_unused(options: Mapping[str, object]) -> None:
 
 
 def _train(
-    model: str, hardware: str, nodes: int, gpus_per_node: int, batch: str | None, tokens: int, as_json: bool
+    model: str,
+    hardware: str,
+    nodes: int,
+    gpus_per_node: int,
+    batch: str | None,
+    tokens: int,
+    wirings: str | None,
+    as_json: bool,
 ) -> None:
     from rewired.checkpoint.named_shapes import find_shape
 
     from . import hardware as machines
     from .grids import plan_grids, print_grids, to_json
+    from .training_step import price_steps, print_steps, steps_json
 
     sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
     if len(sequences) > 1:
         raise ValueError(f"--batch {batch} names several numbers: a training step has one.")
     if tokens < 1:
         raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
-    sheet = machines.load(hardware)
-    plan = plan_grids(find_shape(model), sheet, nodes, gpus_per_node, sequences[0], tokens)
+    shape, sheet = find_shape(model), machines.load(hardware)
+    plan = plan_grids(shape, sheet, nodes, gpus_per_node, sequences[0], tokens)
+    grid = next((grid for grid in plan.grids if grid.tp > 1), None)
+    if wirings is not None and grid is None:
+        raise ValueError("No grid with tensor parallelism fits, so --wirings means nothing.")
+    texts = None if wirings is None else parse_wirings(wirings)
+    steps = price_steps(shape, hardware, grid, sequences[0], tokens, texts) if grid else []
     if as_json:
-        print(json.dumps(to_json(plan, nodes, gpus_per_node), indent=2))
-    else:
-        print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens)
+        print(json.dumps(to_json(plan, nodes, gpus_per_node) | {"wirings": steps_json(steps)}, indent=2))
+        return
+    print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens)
+    if grid:
+        print_steps(steps, grid)
 
 
 def _gpus(text: str) -> tuple[int, int]:

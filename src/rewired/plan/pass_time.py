@@ -7,17 +7,18 @@ max(c - w, (1 - hide) (c - l)) of its time c, where l is its latency: what the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
 from rewired.model.presets import PRESETS
-from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.model.wiring import Wiring
 
 from .all_reduce_time import AllReduce
 from .compute import Rank, Step
 
+FUSED = "fused"  # with the MLP beside it
 _ITEM = 2  # bytes of a 16-bit number
 
 
@@ -38,45 +39,59 @@ class PassTime:
 
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
-    collectives, fused = _counted(wiring)
-    attention, mlp = rank.attention(step), rank.mlp(step)
-    works = {"attention": attention, "fused": attention - rank.engine.fused_saving, "mlp": mlp}
+    works, (attention, mlp) = works_of(rank, step), layers_of(rank, wiring, step)
     communication = waited = 0.0
-    for collective, count in collectives.items() if communicates else ():
-        seconds, wait = _times(collective, rank, all_reduce, step, works)
+    for collective, count in collectives_of(wiring).items() if communicates else ():
+        seconds, wait = _times(collective, rank, all_reduce, step, works[collective.after])
         communication += count * seconds
         waited += count * wait
-    attentions = fused * works["fused"] + (wiring.num_layers - fused) * attention
-    return PassTime(attentions, wiring.num_layers * mlp, rank.head(step), communication, waited)
+    return PassTime(attention, mlp, rank.head(step), communication, waited)
 
 
-class _Collective(NamedTuple):
+def works_of(rank: Rank, step: Step) -> Mapping[str, float]:
+    """Seconds of the modules that `Collective.after` names."""
+    attention = rank.attention(step)
+    return {"attention": attention, FUSED: attention - rank.engine.fused_saving, "mlp": rank.mlp(step), "": 0.0}
+
+
+def layers_of(rank: Rank, wiring: Wiring, step: Step) -> tuple[float, float]:
+    """Seconds of all attentions, and of all MLPs."""
+    works = works_of(rank, step)
+    return sum(works[name] for name in _attentions(wiring)), wiring.num_layers * works["mlp"]
+
+
+class Collective(NamedTuple):
     payload_bytes: int  # a token
     is_quantised: bool
     is_whole: bool  # of all channels, so that a norm may follow in the same kernel
-    behind: str  # the module whose work hides it; empty if none does
+    after: str  # the module that comes next, empty if none does
+    is_hidden: bool  # behind that module
 
 
 @cache  # a wiring has few kinds of collectives, and many modules
-def _counted(wiring: Wiring) -> tuple[Mapping[_Collective, int], int]:
-    """How many collectives of each kind a pass has, and how many layers whose modules an engine may fuse."""
-    works = [work for first, _ in wiring.layers for work in ("fused" if _is_fused(first) else "attention", "mlp")]
-    met = (
-        _Collective(
+def collectives_of(wiring: Wiring) -> Mapping[Collective, int]:
+    """How many of each kind a pass has."""
+    works = [work for attention in _attentions(wiring) for work in (attention, "mlp")]
+    return Counter(
+        Collective(
             module.payload_bytes(_ITEM),
             bool(module.sections),
             module.reduce == "all" and not module.sections,
-            after if module.overlapped else "",
+            after,
+            module.overlapped,
         )
         for module, after in zip(wiring.modules, [*works[1:], ""], strict=True)
         if module.launches
     )
-    return Counter(met), works.count("fused")
 
 
-def _times(
-    collective: _Collective, rank: Rank, all_reduce: AllReduce, step: Step, works: Mapping[str, float]
-) -> tuple[float, float]:
+@cache
+def _attentions(wiring: Wiring) -> Sequence[str]:
+    """Of each layer; an engine may compute as one module an attention and an MLP that run side by side."""
+    return [FUSED if PRESETS[first.region.preset].whole_layers else "attention" for first, _ in wiring.layers]
+
+
+def _times(collective: Collective, rank: Rank, all_reduce: AllReduce, step: Step, work: float) -> tuple[float, float]:
     """Seconds that one takes, and those of them that are waited for."""
     size, gpus = step.rows * collective.payload_bytes, rank.tp
     if collective.is_quantised:
@@ -84,16 +99,11 @@ def _times(
         latency = replace(all_reduce, slack=0.0).quantised_seconds(0, gpus)
     else:
         seconds, latency = all_reduce.seconds(size, gpus), all_reduce.latency(size, gpus)
-    if collective.behind:
-        return seconds, exposed(seconds, latency, works[collective.behind], all_reduce.hidden(size, gpus))
+    if collective.is_hidden:
+        return seconds, exposed(seconds, latency, work, all_reduce.hidden(size, gpus))
     return seconds, all_reduce.waited_seconds(size, gpus) if collective.is_whole else seconds
 
 
 def exposed(collective: float, latency: float, work: float, hide: float) -> float:
     """The seconds waited for of a collective behind `work`, which hides its latency and a share of the rest."""
     return max(collective - work, (1 - hide) * (collective - latency))
-
-
-def _is_fused(module: ModuleWiring) -> bool:
-    """Whether an engine may compute as one module an attention and an MLP that run side by side."""
-    return PRESETS[module.region.preset].whole_layers
