@@ -18,7 +18,6 @@ from rewired.model.wiring import Wiring
 from .all_reduce_time import AllReduce
 from .compute import Rank, Step
 
-FUSED = "fused"  # with the MLP beside it
 _ITEM = 2  # bytes of a 16-bit number
 
 
@@ -39,24 +38,23 @@ class PassTime:
 
 def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, communicates: bool = True) -> PassTime:
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
-    works, (attention, mlp) = works_of(rank, step), layers_of(rank, wiring, step)
+    works = works_of(rank, step)
     communication = waited = 0.0
     for collective, count in collectives_of(wiring).items() if communicates else ():
         seconds, wait = _times(collective, rank, all_reduce, step, works[collective.after])
         communication += count * seconds
         waited += count * wait
-    return PassTime(attention, mlp, rank.head(step), communication, waited)
+    return PassTime(*layers_of(works, wiring), rank.head(step), communication, waited)
 
 
 def works_of(rank: Rank, step: Step) -> Mapping[str, float]:
     """Seconds of the modules that `Collective.after` names."""
     attention = rank.attention(step)
-    return {"attention": attention, FUSED: attention - rank.engine.fused_saving, "mlp": rank.mlp(step), "": 0.0}
+    return {"attention": attention, "fused": attention - rank.engine.fused_saving, "mlp": rank.mlp(step), "": 0.0}
 
 
-def layers_of(rank: Rank, wiring: Wiring, step: Step) -> tuple[float, float]:
+def layers_of(works: Mapping[str, float], wiring: Wiring) -> tuple[float, float]:
     """Seconds of all attentions, and of all MLPs."""
-    works = works_of(rank, step)
     return sum(works[name] for name in _attentions(wiring)), wiring.num_layers * works["mlp"]
 
 
@@ -88,7 +86,7 @@ def collectives_of(wiring: Wiring) -> Mapping[Collective, int]:
 @cache
 def _attentions(wiring: Wiring) -> Sequence[str]:
     """Of each layer; an engine may compute as one module an attention and an MLP that run side by side."""
-    return [FUSED if PRESETS[first.region.preset].whole_layers else "attention" for first, _ in wiring.layers]
+    return ["fused" if PRESETS[first.region.preset].whole_layers else "attention" for first, _ in wiring.layers]
 
 
 def _times(collective: Collective, rank: Rank, all_reduce: AllReduce, step: Step, work: float) -> tuple[float, float]:

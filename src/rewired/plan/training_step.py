@@ -79,7 +79,8 @@ def training_step(
     summed_bytes: int = _SUMMED,
 ) -> TrainingStep:
     """On one data-parallel rank; weights are not exchanged."""
-    layers, works = sum(layers_of(rank, wiring, step)), works_of(rank, step)
+    works = works_of(rank, step)
+    layers = sum(layers_of(works, wiring))
     positions = replace(rank, engine=replace(rank.engine, logits_of_prompt=True))
     waited = 0.0
     for collective, count in collectives_of(wiring).items() if communicates else ():
