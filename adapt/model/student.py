@@ -74,7 +74,7 @@ def keep_packing(model: nn.Module) -> None:
     otherwise, in place, and rounds activations to bfloat16."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:

@@ -14,7 +14,7 @@ from rewired.plan import engine, hardware
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
-from rewired.plan.pass_time import exposed, pass_time
+from rewired.plan.pass_time import Timeline, pass_time
 from rewired.plan.wirings import RANKED, wiring_of
 
 SHAPE = named_shapes()["llama-3.2-1b"]
@@ -30,10 +30,16 @@ def rank(**changes: Any) -> Rank:
 
 @given(SECONDS, SECONDS, st.floats(0, 1))
 def test_the_exposed_part_is_a_part(collective: float, work: float, hide: float) -> None:
-    waited = exposed(collective, work, hide)
-    assert 0 <= waited <= collective * (1 + 1e-12)
-    assert exposed(collective, work + 1, hide) <= waited
-    assert exposed(collective, 0, hide) == pytest.approx(collective)
+    def waited(work: float) -> float:
+        timeline = Timeline()
+        timeline.launch(collective, hide)
+        timeline.compute(work)
+        timeline.wait(0)
+        return timeline.waited
+
+    assert 0 <= waited(work) <= collective * (1 + 1e-12)
+    assert waited(work + 1) <= waited(work)
+    assert waited(0) == pytest.approx(collective)
 
 
 def test_a_ladder_by_hand() -> None:
@@ -48,6 +54,21 @@ def test_a_ladder_by_hand() -> None:
     took = pass_time(one, RING, wiring_of(SHAPE, "ladder"), STEP)
     assert took.waited == pytest.approx(waited + c)
     assert took.seconds == pytest.approx(SHAPE.num_hidden_layers * (attention + mlp) + one.head(STEP) + waited + c)
+
+
+@pytest.mark.parametrize("times", [0.5, 1.2, 3])
+def test_two_updates_late_only_what_a_layer_sends_counts(times: float) -> None:
+    """Where an all-reduce takes so many times as long as the shorter module, if the whole of one hides. A ladder waits
+    for what exceeds a module, delay 2 for what two exceed of a layer; the last two hide behind one and none."""
+    one = rank(hide=1.0, hide_loss=0.0)
+    works = sorted([one.attention(STEP), one.mlp(STEP)])
+    c = times * works[0]
+    fixed = replace(RING, ring=Ring(c, 0.0, 1e30))
+    layers = SHAPE.num_hidden_layers
+    ladder = pass_time(one, fixed, wiring_of(SHAPE, "ladder"), STEP).waited
+    late = pass_time(one, fixed, wiring_of(SHAPE, "ladder+delay-2"), STEP).waited
+    assert ladder == pytest.approx(sum(max(c - work, 0) for work in works) * layers, abs=2 * c)
+    assert late == pytest.approx(max(2 * c - sum(works), 0) * layers, abs=3 * c)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The time of a forward pass: one walk over a wiring's modules, whatever the wiring.
 
-A collective that nothing hides is waited for whole. One that runs behind the next module's compute w is waited for
-max(c - w, (1 - hide) c) of its time c.
+Collectives follow one another on the link. Whoever needs one, a time w after it was launched, waits until it is done:
+for all of its time c where nothing hides it, else for c - w, if the link was free, but at least for (1 - hide) c.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from rewired.model.presets import PRESETS
@@ -37,7 +37,6 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
     """Without `communicates`, of the same model without any collective: wrong outputs, and the bound of what is won."""
     attention, mlp = rank.attention(step), rank.mlp(step)
     works = [seconds for first, _ in wiring.layers for seconds in (attention - fused_saving(rank, first), mlp)]
-    communication = waited = 0.0
 
     @cache  # a wiring has few sizes, and many modules
     def collective(size: float, is_quantised: bool) -> float:
@@ -45,19 +44,46 @@ def pass_time(rank: Rank, all_reduce: AllReduce, wiring: Wiring, step: Step, com
             return all_reduce.quantised_seconds(size, rank.tp) + rank.quantising(step)
         return all_reduce.seconds(size, rank.tp)
 
-    for index, module in enumerate(wiring.modules):
-        if not (communicates and module.launches):
-            continue
-        size = step.rows * module.payload_bytes(_ITEM)
-        seconds = collective(size, bool(module.sections))
-        communication += seconds
-        waited += exposed(seconds, works[index + 1], rank.engine.hidden(size)) if module.overlapped else seconds
-    return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), communication, waited)
+    timeline = Timeline()
+    for module, work in zip(wiring.modules, works, strict=True):
+        timeline.wait(module.late)
+        timeline.compute(work)
+        timeline.wait(module.keeps)
+        if communicates and module.launches:
+            size = step.rows * module.payload_bytes(_ITEM)
+            timeline.launch(collective(size, bool(module.sections)), rank.engine.hidden(size))
+    timeline.wait(0)
+    return PassTime(sum(works[::2]), sum(works[1::2]), rank.head(step), timeline.communication, timeline.waited)
 
 
-def exposed(collective: float, work: float, hide: float) -> float:
-    """The seconds waited for of a collective behind `work` seconds of compute, which can hide a share of it."""
-    return max(collective - work, (1 - hide) * collective)
+@dataclass
+class Timeline:
+    """Of a rank that computes, launches collectives, and waits for them, in seconds."""
+
+    now: float = 0.0
+    waited: float = 0.0
+    communication: float = 0.0
+    link_is_free: float = 0.0  # from then on
+    in_flight: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # when each is done, its least wait; oldest first
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+
+    def launch(self, seconds: float, hide: float) -> None:
+        """Start a collective, of which compute can hide a share."""
+        self.communication += seconds
+        self.link_is_free = max(self.now, self.link_is_free) + seconds
+        self.in_flight.append((self.link_is_free, (1 - hide) * seconds))
+
+    def wait(self, leaving: int) -> None:
+        """Until all are done but the newest `leaving`."""
+        while len(self.in_flight) > leaving:
+            done, least = self.in_flight.pop(0)
+            seconds = max(done - self.now, least)
+            self.waited += seconds
+            self.now += seconds
 
 
 def fused_saving(rank: Rank, module: ModuleWiring) -> float:
