@@ -118,8 +118,9 @@ def _gained(family: Family, wiring: Wiring) -> dict[str, tuple[Any, ...]]:
 
 def _function(module: ModuleWiring) -> tuple[Any, ...]:
     """What a module computes by; how its all-reduce runs is no part of it."""
-    reads = (module.wait, module.reads_shards, module.lacks_something, module.region.peek, module.region.initial_gain)
-    return (*reads, module.reduce, module.merge, module.shared_channels, module.sections)
+    reads = (module.delay, module.late, module.reads_shards, module.lacks_something)
+    gain = (module.region.peek, module.region.initial_gain)
+    return (*reads, *gain, module.reduce, module.merge, module.shared_channels, module.sections)
 
 
 def _base(record: Mapping[str, Any]) -> Any:

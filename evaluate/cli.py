@@ -84,6 +84,9 @@ def _evaluate(
             "where one does not."
         ),
     ] = None,
+    card: Annotated[
+        bool, _on_what("Write what the gate finds on the README.md of each model, which is a folder.", "--card")
+    ] = False,
     batch_size: Annotated[str, _how("A number, or auto: as many as fit; 16 to generate; 8 on a CPU.")] = "auto",
     dtype: Annotated[str, _how("float32, bfloat16, float16, or auto: the checkpoint's; float32 on a CPU.")] = "auto",
     device: Annotated[str, _how("cuda, cpu, or auto: cuda where there is one.")] = "auto",
@@ -130,7 +133,11 @@ def _evaluate(
             from .evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
             from .gates import PASSED, load_gate, verdict
             from .measure import Runner
+            from .model_card import card_in, note_gate
             from .report import markdown, write_report
+        if card and not gate:
+            raise ValueError("--card writes what a gate finds: give --gate.")
+        cards = [card_in(model) for model in rewired or [original]] if card else []
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = EvaluateRequest(
             original, rewired or [], control, suite, names, limit, texts, text_tokens, window, data, run_model_code,
@@ -143,6 +150,8 @@ def _evaluate(
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         write_report(results, command, date, folder)
+        for path, name in zip(cards, results.checks, strict=False):  # a control's is not written
+            note_gate(path, results, name, command, date)
         _print(markdown(results, command, date))
         print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
         if any(verdict(checks) != PASSED for checks in results.checks.values()):

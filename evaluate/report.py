@@ -43,10 +43,10 @@ def write_report(results: Results, command: str, date: str, folder: Path) -> Non
 def markdown(results: Results, command: str, date: str, plots: Sequence[str] = ()) -> str:
     """The report's text, with the pictures of `plots`: that of the tasks among them, others at the end."""
     images = {plot: f"![{Path(plot).stem}]({plot})" for plot in plots}
-    parts = [f"# {_plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
+    parts = [f"# {plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
     for name, found in results.checks.items():
-        title = f"## Gate {_plain(str(results.gate))}: {_plain(name)} {_VERDICTS[verdict(found)]}"
-        parts += [title, _checks_table(found)]
+        title = f"## Gate {plain(str(results.gate))}: {plain(name)} {_VERDICTS[verdict(found)]}"
+        parts += [title, checks_table(found)]
     if results.tasks:
         parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
         parts.append(images.pop("tasks.png", ""))
@@ -56,11 +56,11 @@ def markdown(results: Results, command: str, date: str, plots: Sequence[str] = (
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
         if by_model:
-            parts += [f"## Divergence on {_plain(text)}", _divergence_table(results, text)]
+            parts += [f"## Divergence on {plain(text)}", _divergence_table(results, text)]
     remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
-        parts += ["## Remarks", "\n".join(f"- {_plain(remark)}" for remark in remarks)]
+        parts += ["## Remarks", "\n".join(f"- {plain(remark)}" for remark in remarks)]
     parts += images.values()
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -68,10 +68,10 @@ def markdown(results: Results, command: str, date: str, plots: Sequence[str] = (
 _VERDICTS = {PASSED: "passes", FAILED: "fails", UNDECIDED: "is undecided"}
 
 
-def _checks_table(found: Sequence[Check]) -> str:
+def checks_table(found: Sequence[Check]) -> str:
     rows = [
         [
-            _plain(check.what),
+            plain(check.what),
             f"{check.value:.4g}",
             "" if check.error is None else " to ".join(f"{end:.4g}" for end in check.interval),
             "" if check.bound is None else f"{'at least' if check.at_least else 'at most'} {check.bound:g}",
@@ -93,7 +93,7 @@ def _retrieval_table(results: Results) -> str:
         f"Passkeys and values of keys at {len(DEPTHS)} depths; right where greedy decoding gives all digits. "
         "± is one standard error."
     )
-    return f"{how}\n\n" + _table(["task", "n", *map(_plain, names)], rows)
+    return f"{how}\n\n" + _table(["task", "n", *map(plain, names)], rows)
 
 
 def _title(results: Results) -> str:
@@ -101,7 +101,7 @@ def _title(results: Results) -> str:
     return f"{results.original.name} against {others}" if others else results.original.name
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Text escaped for Markdown: names come from folders, which may be called anything."""
     name = "".join(letter if letter.isprintable() else " " for letter in name)
     name = re.sub(r"([\\`*\[\]!~]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", name)
@@ -115,7 +115,7 @@ def _settings(results: Results, date: str) -> str:
     rows = f"rows from {'the hub' if on['rows'] == 'hub' else 'packages'}, " if results.tasks else ""
     suite = f"suite {results.suite}, " if results.suite else ""
     models = "\n".join(
-        f"- {model.role} **{_plain(model.name)}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
+        f"- {model.role} **{plain(model.name)}**, sha256 {model.sha256[:12]}{_wiring(model.config)}"
         for model in results.models
     )
     return (
@@ -143,10 +143,10 @@ def _tasks_table(results: Results) -> str:
     original = results.original.name
     if not results.others:
         rows = [
-            [_plain(task.title), *_asked(task), _with_error(task.scores[original], task.is_share)]
+            [plain(task.title), *_asked(task), _with_error(task.scores[original], task.is_share)]
             for task in results.tasks
         ]
-        return _table(["task", "metric", "shots", "n", _plain(original)], rows)
+        return _table(["task", "metric", "shots", "n", plain(original)], rows)
     return "\n\n".join(_pair_table(results, model.name) for model in results.others)
 
 
@@ -156,7 +156,7 @@ def _pair_table(results: Results, name: str) -> str:
     if results.average:
         rows.append(_average_row(results.average, original, name))
     return _table(
-        ["task", "metric", "shots", "n", _plain(original), _plain(name), "delta", "significant", "relative"], rows
+        ["task", "metric", "shots", "n", plain(original), plain(name), "delta", "significant", "relative"], rows
     )
 
 
@@ -165,7 +165,7 @@ def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
     scale = 100 if task.is_share else 1
     verdict = "yes" if task.significant[name] else "no"
     return [
-        _plain(task.title),
+        plain(task.title),
         *_asked(task),
         _with_error(before, task.is_share),
         _with_error(after, task.is_share),
@@ -228,7 +228,7 @@ def _paper_table(results: Results, paper: Paper) -> str:
     ]
     ours = [
         [
-            f"**{_plain(model.name)}**",
+            f"**{plain(model.name)}**",
             *(f"{(100 if task.is_share else 1) * task.scores[model.name].value:.2f}" for task in results.tasks),
             _number(_shared_average(results.tasks, paper, model.name)),
         ]
@@ -238,7 +238,7 @@ def _paper_table(results: Results, paper: Paper) -> str:
     if not set(paper.averaged) <= set(titles):
         whole = ", ".join(f"{name} {_number(paper.average(name, paper.columns))}" for name in paper.rows)
         about += f" Over all that the paper averages, which is {', '.join(paper.averaged)}: {whole}."
-    return f"{about}\n\n" + _table(["", *map(_plain, titles), "average"], rows + ours)
+    return f"{about}\n\n" + _table(["", *map(plain, titles), "average"], rows + ours)
 
 
 def _shared_average(tasks: Sequence[TaskResult], paper: Paper, name: str) -> float | None:
@@ -257,12 +257,12 @@ def _divergence_table(results: Results, text: str) -> str:
         "p95 of KL",
         *(f"top-{k}" for k in first.agreement),
     ]
-    rows = [[_plain(results.original.name), f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
+    rows = [[plain(results.original.name), f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
     for name, divergence in by_model.items():
         error = divergence.kl_standard_error
         rows.append(
             [
-                _plain(name),
+                plain(name),
                 f"{divergence.perplexity:.2f}",
                 f"{divergence.kl:.4f}" + ("" if error is None else f" ± {error:.4f}"),
                 f"{divergence.kl_p95:.3f}",
@@ -279,7 +279,7 @@ def _divergence_table(results: Results, text: str) -> str:
 def _positions_table(by_model: Mapping[str, Divergence]) -> str:
     starts = list(next(iter(by_model.values())).kl_by_position)
     rows = [
-        [_plain(name), *(f"{kl:.4f}" for kl in divergence.kl_by_position.values())]
+        [plain(name), *(f"{kl:.4f}" for kl in divergence.kl_by_position.values())]
         for name, divergence in by_model.items()
     ]
     return _table(["KL from position", *(f"{start:,}" for start in starts)], rows) if len(starts) > 1 else ""

@@ -39,7 +39,17 @@ KINDS = ("prose", "chat", "code")
 FILES = ("alpaca", "c4", "dpo", "wiki")  # of the packaged mix
 WINDOWS = 32  # of 512 tokens, of each kind of text
 
-WIRINGS = ("ladder", "ladder+peek", "parallel", "parallel+overlap", "desync-2x", "desync-4x", "partial-0.5")
+WIRINGS = (
+    "ladder",
+    "ladder+peek",
+    "ladder+peek+delay-2",
+    "ladder+peek@{0}:attn, ladder+peek+delay-2@{0}:mlp",
+    "parallel",
+    "parallel+overlap",
+    "desync-2x",
+    "desync-4x",
+    "partial-0.5",
+)
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -87,7 +97,8 @@ def _rows() -> Iterator[dict[str, Any]]:
     for fit in FITS:
         for quarters in (1, 2, 3, 4):
             for name in WIRINGS:
-                yield {"wiring": f"{name}@{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}", "fit": fit}
+                text = name if "@" in name else f"{name}@{{0}}"
+                yield {"wiring": text.format(f"{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}"), "fit": fit}
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:

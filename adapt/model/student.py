@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
@@ -39,6 +40,8 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
         )
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
+    if recipe.load_in_4bit:
+        keep_packing(model)
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
@@ -64,6 +67,14 @@ def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computed_in,
     )
+
+
+def keep_packing(model: nn.Module) -> None:
+    """Leave weights in 4 bits as they are packed. For inference on CPUs with AVX-512, bitsandbytes packs them
+    otherwise, in place, and rounds activations to bfloat16."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:

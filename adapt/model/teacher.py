@@ -24,6 +24,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import classes, stock
 from rewired.model.rewired_model import RewiredForCausalLM
 
+from .student import keep_packing
 from .trainable import first_changed, is_trained
 
 
@@ -185,4 +186,5 @@ def _in_4bit(empty: nn.Linear, tensors: Mapping[str, torch.Tensor], like: Any) -
         quant_type=like.quant_type,
     )
     made.load_state_dict(dict(tensors))
+    keep_packing(made)
     return made.requires_grad_(False)

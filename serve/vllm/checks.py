@@ -94,4 +94,4 @@ def check_features(
 
 def ends_dense(wiring: ModuleWiring) -> bool:
     """Whether the stream after a module is what it is in a dense model: nothing is local, and nobody reads it stale."""
-    return wiring.reduce == "all" and not wiring.overlapped and not wiring.keeps_rest
+    return wiring.reduce == "all" and not (wiring.overlapped or wiring.keeps or wiring.keeps_rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,8 @@ def report_errors(command: str, when_interrupted: str = "interrupted.") -> Itera
 
     Exit status 2 for what a user got wrong or the disk refuses, 1 for a rank that failed, 130 for Ctrl-C.
     """
+    # PEFT imports bitsandbytes, which recommends a package that fetches code, on CPUs with AVX-512
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         with signals.end_cleanly():
             _check_names()

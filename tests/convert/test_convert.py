@@ -153,6 +153,7 @@ OPTIONS = {
     "desync-4x-2-6": ["--desync-layers", "2-6", "--desync-every", "4"],
     "desync-2x-mean-2-6": ["--desync-layers", "2-6", "--merge", "mean"],
     "desync-2x-overlap-2-6": ["--desync-layers", "2-6", "--overlap"],
+    "ladder-delay-2-2-6": ["--ladder-layers", "2-6", "--delay", "2"],
     "partial-0.5-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5"],
     "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
     "standard-int8-0-6": ["--standard-layers", "0-", "--payload", "int8"],

@@ -68,7 +68,10 @@ def test_a_stock_model_may_have_copies_too(dense: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(wide), logits(dense), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+@pytest.mark.parametrize(
+    "wiring",
+    [pytest.param(WIRINGS[name], marks=[] if name == "ladder-peek" else pytest.mark.slow, id=name) for name in WIRINGS],
+)
 def test_as_many_ranks_are_one_process_and_the_reference(
     dense: Path, tmp_path: Path, wiring: list[dict[str, Any]]
 ) -> None:

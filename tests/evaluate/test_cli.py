@@ -95,6 +95,19 @@ def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.M
     assert list(results["divergences"]["prose.txt"]["ladder"]["kl_by_position"]) == ["0", "64"]
 
 
+def test_a_gate_s_verdict_is_written_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
+    gate, model = tmp_path / "mine.yaml", shutil.copytree(world / "ladder", tmp_path / "model")
+    (model / "README.md").write_text("# A model\n\nIt is good.\n\n## Training\n\n5 steps\n")
+    arguments = ("--card", "--out", str(tmp_path / "out"), "--text-tokens", "256", "--window", "128")
+    for bound, verdict in ((0.001, "failed"), (100, "passed")):
+        gate.write_text(f"kl: {bound}\n")
+        run(monkeypatch, "dense", str(model), "--gate", str(gate), *arguments)
+        card = (model / "README.md").read_text()
+        assert card.count("## Gate") == card.count(f"## Gate mine: {verdict}") == card.count("| KL on prose.txt |") == 1
+        assert card.startswith("# A model\n\nIt is good.\n\n## Gate")
+        assert card.endswith("\n\n## Training\n\n5 steps\n")
+
+
 def test_a_gate_alone_finds_the_original_that_a_model_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path
 ) -> None:
@@ -117,6 +130,11 @@ def test_a_gate_alone_finds_the_original_that_a_model_names(
             "asks for tasks: give --suite or --tasks, or a suite in its file",
         ),
         ("kl: 1", ("dense", "ladder", "--no-text"), "asks for the divergence on a text: leave out --no-text"),
+        (
+            "kl: 1",
+            ("dense", "another", "--card"),
+            "--card writes on the README.md in a model's folder, and another has",
+        ),
         ("retrieval_loss: 1", ("dense", "ladder", "--retrieval", "100000"), "dense reads at most"),
         ("retrieval_loss: 1", ("dense", "ladder", "--retrieval", "10"), "Retrieval in 10 tokens has no room"),
     ],

@@ -160,7 +160,7 @@ def gains_of(model: Any) -> dict[tuple[int, str], torch.Tensor]:
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_are_one_process_forward_and_backward(dense: Path, tmp_path: Path, ranks: int, compiled: bool) -> None:
     folder = convert(dense, tmp_path / "mixed", Request(MIXED, tp_shards=6)).out
     expected, expected_gradients = forward_and_backward(folder, 1)

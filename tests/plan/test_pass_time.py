@@ -14,7 +14,7 @@ from rewired.plan import engine, hardware
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine
-from rewired.plan.pass_time import exposed, pass_time
+from rewired.plan.pass_time import Timeline, pass_time
 from rewired.plan.wirings import RANKED, wiring_of
 
 SHAPE = named_shapes()["llama-3.2-1b"]
@@ -28,14 +28,35 @@ def rank(**changes: Any) -> Rank:
     return Rank(SHAPE, hardware.load("h100"), replace(engine.load("serving"), **changes), 8)
 
 
-@given(SECONDS, SECONDS, SECONDS, st.floats(0, 1))
-def test_the_exposed_part_is_a_part(latency: float, rest: float, work: float, hide: float) -> None:
-    collective = latency + rest
-    waited = exposed(collective, latency, work, hide)
-    assert 0 <= waited <= collective * (1 + 1e-12)
-    assert exposed(collective, latency, work + 1, hide) <= waited
-    assert exposed(collective, latency, 0, hide) == pytest.approx(collective)
-    assert exposed(latency, latency, latency, hide) == 0  # waiting for other GPUs costs compute nothing
+@given(SECONDS, SECONDS, SECONDS)
+def test_the_exposed_part_is_a_part(collective: float, least: float, work: float) -> None:
+    least = min(collective, least)
+
+    def waited(work: float) -> float:
+        timeline = Timeline()
+        timeline.launch(collective, least)
+        timeline.compute(work)
+        timeline.wait(0)
+        return timeline.waited
+
+    assert least <= waited(work) <= collective * (1 + 1e-12)
+    assert waited(work + 1) <= waited(work)
+    assert waited(0) == pytest.approx(collective)
+
+
+@pytest.mark.parametrize(
+    "name", ["standard", "ladder@3-9", "desync-4x@0-8, ladder@8-12", "parallel+overlap", "ladder+delay-2"]
+)
+def test_layers_that_are_alike_are_walked_once_they_leave_all_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def took() -> list[float]:
+        passes = [pass_time(rank(), slow, wiring_of(SHAPE, name), STEP) for slow in (RING, replace(RING, scale=5.0))]
+        return [part for each in passes for part in (each.seconds, each.waited, each.communication)]
+
+    short = took()
+    monkeypatch.setattr(Timeline, "repeat", lambda self, times, run: [run() for _ in range(times)])
+    assert short == pytest.approx(took(), rel=1e-12)
 
 
 def test_a_ladder_by_hand() -> None:
@@ -50,6 +71,21 @@ def test_a_ladder_by_hand() -> None:
     took = pass_time(one, ring, wiring_of(SHAPE, "ladder"), STEP)
     assert took.waited == pytest.approx(waited + c)
     assert took.seconds == pytest.approx(SHAPE.num_hidden_layers * (attention + mlp) + one.head(STEP) + waited + c)
+
+
+@pytest.mark.parametrize("times", [0.5, 1.2, 3])
+def test_two_updates_late_only_what_a_layer_sends_counts(times: float) -> None:
+    """Where an all-reduce takes so many times as long as the shorter module, if the whole of one hides. A ladder waits
+    for what exceeds a module, delay 2 for what two exceed of a layer; the last two hide behind one and none."""
+    one = rank()
+    works = sorted([one.attention(STEP), one.mlp(STEP)])
+    c = times * works[0]
+    fixed = replace(RING, ring=Ring(c, 0.0, 1e30), hide=1.0)
+    layers = SHAPE.num_hidden_layers
+    ladder = pass_time(one, fixed, wiring_of(SHAPE, "ladder"), STEP).waited
+    late = pass_time(one, fixed, wiring_of(SHAPE, "ladder+delay-2"), STEP).waited
+    assert ladder == pytest.approx(sum(max(c - work, 0) for work in works) * layers, abs=2 * c)
+    assert late == pytest.approx(max(2 * c - sum(works), 0) * layers, abs=3 * c)
 
 
 @pytest.mark.parametrize(

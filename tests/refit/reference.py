@@ -86,7 +86,7 @@ def has_local_parts(stream: Stream) -> bool:
 
 def own_parts(stream: Stream, answers: Answers) -> list[Tensor]:
     """d^k, and q^k where the module does not wait for it."""
-    return [d if answers.wait else d + q for d, q in zip(stream.d, stream.q, strict=True)]
+    return [stream.parts(k, answers.delay)[1] for k in range(stream.r)]
 
 
 def fitted_gain(answers: Answers, ours: Streams, theirs: Streams) -> Tensor:  # [r, H]
@@ -95,7 +95,7 @@ def fitted_gain(answers: Answers, ours: Streams, theirs: Streams) -> Tensor:  # 
     def pair(stream: Stream, other: Stream) -> tuple[Tensor, Tensor]:  # [r, N, H], [N, H]
         scale = 1 / everything(other).square().mean(-1, keepdim=True).sqrt()
         own = torch.stack([scale * part for part in own_parts(stream, answers)])
-        settled = stream.S[0] + stream.u[0] if answers.wait else stream.S[0]
+        settled, _ = stream.parts(0, answers.delay)
         return own.flatten(1, 2), (scale * (everything(stream) - settled)).flatten(0, 1)
 
     (own, missing), (judged_own, judged) = (
@@ -229,7 +229,7 @@ def best(fit_on: tuple[Tensor, Tensor], judge: tuple[Tensor, Tensor], ridges: Se
 
 def everything(stream: Stream) -> Tensor:
     """What was contributed so far, reduced or not."""
-    return stream.S[0] + stream.u[0] + sum(stream.d)
+    return stream.parts(0, 0)[0] + sum(stream.parts(k, 0)[1] for k in range(stream.r))
 
 
 def run(

@@ -28,6 +28,7 @@ NAMES = (
     "partial",
     "parallel",
     "parallel-overlap-peek",
+    "late-mixed",
     "mixed",
 )
 CASES = {name: WIRINGS[name] for name in NAMES} | {

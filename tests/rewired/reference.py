@@ -68,7 +68,7 @@ def reference_logits(
 class Answers:
     """What one module answers to the semantics' four questions, and how its local part is folded later."""
 
-    wait: bool = True
+    delay: int = 0
     peek: bool = False
     reduce: str = "all"  # "all", "none", "shared"
     shared_channels: int = 0  # floor(p * H), for "shared"
@@ -80,37 +80,57 @@ class Answers:
 STANDARD = Answers()
 
 
+@dataclass
+class Flight:
+    """A reduction in flight: u, q and e of docs/semantics.md, on each rank k."""
+
+    u: list[Tensor]
+    q: list[Tensor]
+    e: list[Tensor]
+    e_scale: float = 1.0  # with which e counts in d_folded
+    age: int = 1  # how many modules ago it was launched
+
+
 class Stream:
-    """S, u, q, e and d of docs/semantics.md, on each rank k. A u, q or e of zeros: "nothing is in flight"."""
+    """S and d of docs/semantics.md, on each rank k, and what is in flight."""
 
     def __init__(self, embedded: Tensor, r: int):
         self.r = r
         self.zeros = torch.zeros_like(embedded)  # [B, T, H]
         self.S = [embedded] * r
-        self.u = [self.zeros] * r
-        self.q = [self.zeros] * r
+        self.flights: list[Flight] = []
         self.d = [self.zeros] * r
-        self.e = [self.zeros] * r
-        self.e_scale = 1.0  # with which it counts in d_folded
         self.d_folded = [self.zeros] * r  # d, but each contribution scaled as its own region's merge says
 
     def read(self, k: int, answers: Answers, gain: Tensor | None) -> Tensor:
-        """view^k = S + [wait] u + [peek] g * (d^k + [wait] e^k + [not wait] q^k)."""
-        view = self.S[k]
-        if answers.wait:
-            view = view + self.u[k]
+        """view^k = S + [peek] g * (d^k + sum of q^k), after all older than `delay` modules landed."""
+        view, own = self.parts(k, answers.delay)
         if answers.peek:
-            own = self.d[k] + (self.e[k] if answers.wait else self.q[k])
             view = view + (own if gain is None else gain[k] * own)
         return view
 
+    def parts(self, k: int, delay: int) -> tuple[Tensor, Tensor]:
+        """S, and d^k + sum of q^k."""
+        settled, own = self.S[k], self.d[k]
+        for flight in self.flights:
+            if flight.age > delay:
+                settled, own = settled + flight.u[k], own + flight.e[k]
+            else:
+                own = own + flight.q[k]
+        return settled, own
+
     def write(self, z: list[Tensor], answers: Answers) -> None:
-        """First merge what was in flight; then reduce `all`, `none` or the `shared` channels of the partials z."""
-        for k in range(self.r):
-            self.S[k] = self.S[k] + self.u[k]
-            self.d[k] = self.d[k] + self.e[k]
-            self.d_folded[k] = self.d_folded[k] + self.e_scale * self.e[k]
-        self.e = [self.zeros] * self.r
+        """First land what is too old; then reduce `all`, `none` or the `shared` channels of the partials z."""
+        staying = [] if answers.payload and answers.is_last else [f for f in self.flights if f.age < answers.delay]
+        for flight in self.flights:
+            if not any(flight is other for other in staying):
+                for k in range(self.r):
+                    self.S[k] = self.S[k] + flight.u[k]
+                    self.d[k] = self.d[k] + flight.e[k]
+                    self.d_folded[k] = self.d_folded[k] + flight.e_scale * flight.e[k]
+        for flight in staying:
+            flight.age += 1
+        self.flights = staying
 
         if answers.payload:
             self.write_quantised(z, answers)
@@ -119,7 +139,6 @@ class Stream:
             self.d = [self.zeros] * self.r
             self.d_folded = [self.zeros] * self.r
         elif answers.reduce == "none":
-            self.launch_all_reduce([self.zeros] * self.r)
             self.keep(z, answers)
         elif answers.reduce == "shared":
             is_shared = torch.arange(z[0].shape[-1], device=z[0].device) < answers.shared_channels  # [H]
@@ -127,8 +146,7 @@ class Stream:
             self.keep([z[k] * ~is_shared for k in range(self.r)], answers)
 
     def launch_all_reduce(self, q: list[Tensor]) -> None:
-        self.q = q
-        self.u = [sum(q)] * self.r
+        self.flights.append(Flight([sum(q)] * self.r, q, [self.zeros] * self.r))
 
     def write_quantised(self, z: list[Tensor], answers: Answers) -> None:
         """The ranks send what is quantised, and get back what is quantised; what rounding leaves is kept."""
@@ -136,15 +154,16 @@ class Stream:
         q = [(z[k] + self.d_folded[k]) * is_sent for k in range(self.r)]
         sent = [quantise_channels(part, answers.payload, 0) for part in q]
         total = sum(sent)
-        self.u = [quantise_channels(total, answers.payload, 1)] * self.r
-        self.q = q if answers.is_last else sent
+        u = quantise_channels(total, answers.payload, 1)
+        flight = Flight([u] * self.r, q if answers.is_last else sent, [self.zeros] * self.r)
+        self.flights.append(flight)
         self.d = [d * ~is_sent for d in self.d]
         self.d_folded = [d * ~is_sent for d in self.d_folded]
         if not answers.is_last:
             self.keep([(z[k] * ~is_sent) + (q[k] - sent[k]).detach() for k in range(self.r)], answers)
-            left = (total - self.u[0]).detach()
-            self.e = [left * of_rank(k, self.r, answers.payload, left) for k in range(self.r)]
-            self.e_scale = 1 / self.r if answers.merge == "mean" else 1.0
+            left = (total - u).detach()
+            flight.e = [left * of_rank(k, self.r, answers.payload, left) for k in range(self.r)]
+            flight.e_scale = 1 / self.r if answers.merge == "mean" else 1.0
 
     def keep(self, z: list[Tensor], answers: Answers) -> None:
         scale = 1 / self.r if answers.merge == "mean" else 1
@@ -235,7 +254,7 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, conf
         if module == (config.num_hidden_layers - 1, "mlp"):
             payload = ((8, 8, hidden_size),)
     return Answers(
-        wait=not rule.get("overlap", preset == "ladder"),
+        delay=rule.get("delay", 1) if rule.get("overlap", preset == "ladder" or rule.get("delay") == 2) else 0,
         peek=rule.get("peek", preset in ("desync", "partial")),
         reduce=reduce,
         shared_channels=shared_channels,

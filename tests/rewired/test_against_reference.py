@@ -45,6 +45,8 @@ def region(draw: st.DrawFn, layers: str, merge: str, whole_layers: bool) -> dict
     for modifier in ("peek", "overlap"):
         if draw(st.booleans()):
             entry[modifier] = draw(st.booleans())
+    if entry.get("overlap", True) and draw(st.booleans()):
+        entry["delay"] = draw(st.sampled_from([1, 2]))
     return entry
 
 

@@ -43,6 +43,8 @@ CHANNELS = {
     "partial-mean-overlap": [19] * 9 + [32] + [32, 32],
     "parallel-overlap-peek": [32] * 6,
     "desync-3x-overlap": [32] * 4 + [32, 32],
+    "delay-2-peek": [32] * 12,
+    "late-mixed": [16] * 3 + [32] * 7,
     "mixed": [32] * 4 + [16] * 3 + [32] + [32, 32],
 }
 # how many of them the next module hides: all in a region that does not wait, and the one before it
@@ -52,6 +54,8 @@ HIDDEN = {
     "partial-mean-overlap": 9,
     "parallel-overlap-peek": 5,
     "desync-3x-overlap": 3,
+    "delay-2-peek": 9,
+    "late-mixed": 9,
     "mixed": 1 + 2,
 }
 
@@ -143,20 +147,31 @@ def forward_traffic(folder: Path) -> tuple[Any, int, int]:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("name", "overlaps"), [("ladder", True), ("parallel-overlap-peek", True), ("standard", False)])
-def test_a_module_runs_while_the_all_reduce_before_it_is_held_back(
-    name: str, overlaps: bool, direction: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "modules", "overlaps"),
+    [
+        ("standard", 1, False),
+        ("ladder", 1, True),
+        ("parallel-overlap-peek", 1, True),
+        ("ladder", 2, False),
+        ("delay-2-peek", 2, True),
+    ],
+)
+def test_modules_run_while_the_all_reduce_before_them_is_held_back(
+    name: str, modules: int, overlaps: bool, direction: str, tmp_path: Path
 ) -> None:
-    """Rank 1 joins the all-reduce only when it hears that rank 0 has run the next module, which cannot be while
+    """Rank 1 joins the all-reduce only when it hears that rank 0 has run the next modules, which cannot be while
     rank 0 waits for this all-reduce. No clock is involved, but for how long rank 1 waits until it gives up."""
     folder = saved(WIRINGS[name], tmp_path)
-    _, was_told = run_on_ranks(with_an_all_reduce_held_back, 2, folder, direction)
+    _, was_told = run_on_ranks(with_an_all_reduce_held_back, 2, folder, direction, modules)
     assert was_told == overlaps
 
 
-def with_an_all_reduce_held_back(folder: Path, direction: str) -> bool | None:
+def with_an_all_reduce_held_back(folder: Path, direction: str, modules: int) -> bool | None:
     model = load(folder, 2)
-    held = HeldBack(4 if direction == "forward" else 8)  # a module's own, in all three
+    # all-reduces of a module's own; an attention has four products and an MLP three, and twice as many in backward
+    indices, products = ([4, 4], [3, 7]) if direction == "forward" else ([8, 6], [3, 14])
+    held = HeldBack(indices[modules - 1], products=products[modules - 1])
     if direction == "forward":
         with torch.no_grad(), held:
             model(tokens())
@@ -187,7 +202,7 @@ class HeldBack(TorchDispatchMode):
                 self.was_told = self.wait_to_be_told()
             self.seen += 1
         result = func(*args, **(kwargs or {}))
-        if name in Events.products and self.seen == self.index + 1 and self.rank == 0:
+        if name in Events.products and self.seen > self.index and self.rank == 0:
             self.products -= 1
             if self.products == 0:
                 self.store.set(self.told, "yes")

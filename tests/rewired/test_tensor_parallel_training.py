@@ -101,7 +101,9 @@ def lora_pass(folder: Path, ranks: int, adapters: Path, saved_to: Path) -> tuple
     return gradients(model), {"logits": logits.numpy()}
 
 
-@pytest.mark.parametrize("name", ["ladder-peek", "desync-2x", "partial"])
+@pytest.mark.parametrize(
+    "name", ["partial", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ladder-peek", "desync-2x"))]
+)
 def test_a_loss_on_hidden_states_reaches_every_parameter(name: str, tmp_path: Path) -> None:
     """Distillation's loss: hidden states are read beside the stream, also where an update is in flight or local."""
     folder = saved(WIRINGS[name], tmp_path)
@@ -221,7 +223,13 @@ def bfloat16_gradients(folder: Path, ranks: int, dtype: torch.dtype) -> tuple[di
 
 
 @pytest.mark.parametrize(
-    ("name", "is_right"), [("standard", True), ("desync-2x", False), ("partial", False), ("ladder-peek", False)]
+    ("name", "is_right"),
+    [
+        ("standard", True),
+        ("partial", False),
+        pytest.param("desync-2x", False, marks=pytest.mark.slow),
+        pytest.param("ladder-peek", False, marks=pytest.mark.slow),
+    ],
 )
 def test_megatron_s_placement_is_wrong_where_views_differ(name: str, is_right: bool, tmp_path: Path) -> None:
     """Reducing the gradient before the norm's backward, and norm weights' gradients not at all, is right only while

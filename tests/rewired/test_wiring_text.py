@@ -73,6 +73,7 @@ def test_what_is_printed_is_read_as_it_was(random: Wiring) -> None:
             {"layers": "-2", "preset": "parallel", "overlap": True},
         ],
         "desync-2x-peek": [{"layers": "0-", "preset": "desync", "every": 2, "peek": False}],
+        "ladder+delay-2@-2": [{"layers": "-2", "preset": "ladder", "delay": 2}],
         "ladder+int4+peek-overlap": [
             {"layers": "0-", "preset": "ladder", "payload": "int4", "peek": True, "overlap": False}
         ],
@@ -99,6 +100,10 @@ def test_texts(text: str, entries: list[dict[str, Any]]) -> None:
         "desync+overlap@-8": "desync-2x+overlap@32-40",
         "partial-0.00001": "partial-0.00001@0-40",
         "int8@3": "standard+int8@3-4",
+        "ladder+delay-2+peek": "ladder+peek+delay-2@0-40",
+        "desync+overlap+delay-2": "desync-2x+delay-2@0-40",
+        "standard+delay-2+overlap": "standard+delay-2@0-40",
+        "ladder+delay-1": "ladder@0-40",
         "ladder@24-, partial-1(mean)+int4-peek+overlap@0-2:mlp": (
             "partial-1(mean)-peek+overlap+int4@0-2:mlp, ladder@24-40"
         ),
@@ -126,6 +131,8 @@ def test_a_region_has_a_name_without_its_layers() -> None:
         "ladder, none": "'none' is no wiring",
         "ladder+speed": r"'\+speed' in 'ladder\+speed' means nothing: 'ladder' takes \+peek, -overlap, .*@LAYERS",
         "ladder-peek": "'-peek' in 'ladder-peek' means nothing",
+        "ladder+delay-3": "'delay' of layers 0- is 3: it must be 1 or 2",
+        "ladder-overlap+delay-2": "cannot both wait and read two updates late",
         "ladder+peek+peek": r"'\+peek' in 'ladder\+peek\+peek' means nothing",
         "ladder:16-32": "':16-32' in 'ladder:16-32' means nothing",
         "ladder-2x": "'-2x' in 'ladder-2x' means nothing",

@@ -46,6 +46,13 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "parallel-overlap-peek": [{"layers": "0-6", "preset": "parallel", "overlap": True, "peek": True}],
     "desync-3x-overlap": [{"layers": "0-5", "preset": "desync", "every": 3, "overlap": True}],
+    "delay-2-peek": [{"layers": "0-5", "preset": "standard", "delay": 2, "peek": True}],
+    "late-mixed": [
+        {"layers": "0-2", "preset": "partial", "shared_fraction": 0.5, "delay": 2},
+        {"layers": "2-3:mlp", "preset": "ladder", "delay": 2, "peek": True},
+        {"layers": "2-3:attn,3-4", "preset": "ladder"},
+        {"layers": "4-6", "preset": "desync", "every": 2, "delay": 2},
+    ],
     "mixed": [
         {"layers": "0-2:attn", "preset": "ladder", "peek": True},
         {"layers": "0-1:mlp,2-4", "preset": "partial", "shared_fraction": 0.5},
@@ -61,6 +68,7 @@ PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "desync-int8": [{"layers": "0-5", "preset": "desync", "every": 3, "overlap": True, "payload": "int8"}],
     "partial-int4": [{"layers": "1-6", "preset": "partial", "shared_fraction": 0.6, "payload": "int4"}],
     "desync-mean-int4": [{"layers": "0-6", "preset": "desync", "every": 2, "merge": "mean", "payload": "int4/int8"}],
+    "delay-2-int8": [{"layers": "1-5", "preset": "ladder", "peek": True, "delay": 2, "payload": "int8"}],
     "table": [
         {"layers": "0-3", "preset": "ladder", "peek": True, "payload": {8: 0.25, "4/8": 0.35, 0: 0.4}},
         {"layers": "3-6:mlp", "preset": "standard", "peek": True, "payload": {8: 0.5, 4: 0.5}},

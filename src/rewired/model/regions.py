@@ -33,8 +33,9 @@ class Region:
         return bool(self.options["peek"])
 
     @property
-    def overlap(self) -> bool:
-        return bool(self.options["overlap"])
+    def delay(self) -> int:
+        """How many updates late its modules read the stream; 0 where they wait."""
+        return int(self.options["delay"]) if self.options["overlap"] else 0
 
     @property
     def merge(self) -> Merge:
@@ -54,7 +55,7 @@ class Region:
 
     @property
     def is_dense(self) -> bool:
-        return self.preset == STANDARD and not (self.peek or self.overlap) and self.payload == FULL
+        return self.preset == STANDARD and not (self.peek or self.delay) and self.payload == FULL
 
     @property
     def layers(self) -> str:
@@ -100,7 +101,7 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
         name: readers[name](value) if name in readers else value for name, value in options.items() if value is not None
     }
     _check_options(layers, preset, given)
-    values = PRESETS[preset].defaults() | given
+    values = PRESETS[preset].defaults() | ({"overlap": True} if given.get("delay") == 2 else {}) | given
     return Region(parse_layers(layers, num_layers), preset, {option.name: values[option.name] for option in known})
 
 
@@ -126,6 +127,8 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
         if option.name in given and not option.is_valid(given[option.name]):
             value = given[option.name]
             raise ValueError(f"'{option.name}' of layers {layers} is {value!r}: it must be {option.wanted}.")
+    if given.get("delay") == 2 and not given.get("overlap", True):
+        raise ValueError(f"Layers {layers} cannot both wait and read two updates late: leave out overlap or delay.")
 
 
 def parse_regions(entries: Sequence[Mapping[str, Any]] | None, num_layers: int) -> list[Region]:

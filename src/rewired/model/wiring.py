@@ -91,17 +91,19 @@ class Wiring:
 class ModuleWiring:
     """The four answers for one module, and what follows from them for its neighbours.
 
-    `wait`: read the update in flight; else the stale stream. `reduce`: what of the output is reduced at the write.
+    `delay`: how many updates late it reads the stream; 0 waits. `reduce`: what of the output is reduced at the write.
+    `late`: how many updates are in flight when it has read. `keeps`: how many of these its write leaves there.
     `sections`: what that reduction sends, quantised; empty where it sends what there is.
     `reads_shards`: the view differs per shard, because it holds own parts that are not reduced yet.
     `keeps_rest`: what rounding leaves of them stays local until the next reduction.
     `gives_partials`: the output is needed shard by shard, not only summed.
-    `keeps_payload`: the next module peeks at what this one put into its reduction.
+    `keeps_payload`: a module that reads its update late peeks at what this one put into its reduction.
+    `hides_behind`: how many modules run while its reduction is in flight.
     `lacks_something`: its view is not all that was contributed so far, rounding aside.
     """
 
     region: Region
-    wait: bool
+    delay: int
     reduce: Reduce
     merge: Merge
     shared_channels: int  # how many channels of the output are reduced
@@ -110,8 +112,20 @@ class ModuleWiring:
     reads_shards: bool = False
     gives_partials: bool = False
     keeps_payload: bool = False
-    overlapped: bool = False  # its reduction runs behind the next module
+    late: int = 0
+    keeps: int = 0
+    hides_behind: int = 0
     lacks_something: bool = False
+
+    @property
+    def wait(self) -> bool:
+        """Whether it reads all that was reduced before it."""
+        return self.delay == 0
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether its reduction runs behind the next module."""
+        return self.hides_behind > 0
 
     @property
     def launches(self) -> bool:
@@ -178,7 +192,7 @@ def _answers(region: Region, payload: str, channels: int, hidden_size: int, is_l
     reduce: Reduce = "none" if channels == 0 else "all" if channels == hidden_size else "shared"
     return ModuleWiring(
         region,
-        wait=not region.overlap,
+        delay=region.delay,
         reduce=reduce,
         merge=region.merge,
         shared_channels=channels,
@@ -188,22 +202,24 @@ def _answers(region: Region, payload: str, channels: int, hidden_size: int, is_l
 
 
 def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
-    """Note what each module meets: from the one before it, from the one after it, and what is local since earlier."""
+    """Note what each module meets: what is in flight, and what is local since earlier."""
+    late, kept, readers = _follow_updates(modules)
     resolved: list[ModuleWiring] = []
     local_from: Region | None = None  # the region that left what no reduction has taken yet
-    for before, module, after in zip([None, *modules], modules, [*modules[1:], None], strict=False):
-        reads_late, is_read_late = _reads_late(before, module), _reads_late(module, after)
-        keeps_payload = is_read_late and after is not None and after.region.peek
+    for index, module in enumerate(modules):
+        keeps_payload = any(modules[reader].region.peek for reader in readers[index])
         resolved.append(
             replace(
                 module,
-                reads_shards=module.region.peek and (reads_late or local_from is not None),
+                reads_shards=module.region.peek and (late[index] > 0 or local_from is not None),
                 # whoever folds the local parts does it the way of the region that left them
                 merge=local_from.merge if local_from and module.takes_local else "sum",
                 gives_partials=module.reduce != "all" or bool(module.sections) or keeps_payload,
                 keeps_payload=keeps_payload,
-                overlapped=is_read_late,
-                lacks_something=reads_late or (before is not None and before.reduce != "all"),
+                late=late[index],
+                keeps=kept[index],
+                hides_behind=len(readers[index]),
+                lacks_something=late[index] > 0 or (index > 0 and modules[index - 1].reduce != "all"),
             )
         )
         if module.reduce != "all" and local_from:
@@ -212,9 +228,21 @@ def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
     return resolved
 
 
-def _reads_late(before: ModuleWiring | None, module: ModuleWiring | None) -> bool:
-    """Whether `module` reads the stream while the reduction of the one before it is in flight."""
-    return before is not None and module is not None and before.launches and not module.wait
+def _follow_updates(modules: Sequence[ModuleWiring]) -> tuple[list[int], list[int], list[list[int]]]:
+    """How many updates each module reads late, how many stay in flight across its write, and who reads its own late."""
+    late, kept, readers = list[int](), list[int](), [list[int]() for _ in modules]
+    in_flight: list[int] = []  # the modules that launched them
+    for index, module in enumerate(modules):
+        in_flight = [launcher for launcher in in_flight if launcher >= index - module.delay]
+        late.append(len(in_flight))
+        for launcher in in_flight:
+            readers[launcher].append(index)
+        # what rounding has left must have come back before a region's last reduction
+        ends = index == len(modules) - 1 or (bool(module.sections) and not module.keeps_rest)
+        in_flight = [] if ends else [launcher for launcher in in_flight if launcher > index - max(module.delay, 1)]
+        kept.append(len(in_flight))
+        in_flight += [index] if module.launches else []
+    return late, kept, readers
 
 
 def _check_same_merge(before: Region, region: Region) -> None:

@@ -48,10 +48,12 @@ def wiring_text(regions: Iterable[Region]) -> str:
 
 
 def region_name(region: Region) -> str:
-    """A region's text without its layers: numbers always, other options where they are not the preset's own."""
+    """A region's text without its layers: a preset's numbers, and what is not the preset's own."""
     preset = PRESETS[region.preset]
-    own, options = preset.defaults(), [(option, region.options[option.name]) for option in preset.all_options]
-    shown = [_form(*each) for each in options if each[0].type in _VALUES or each[1] != own.get(each[0].name)]
+    own = preset.defaults() | ({"overlap": True} if region.delay > 1 else {})  # which goes without saying
+    options = [(option, region.options[option.name]) for option in preset.all_options]
+    numbers = {option.name for option in preset.options if option.type in _VALUES}
+    shown = [_form(*each) for each in options if each[0].name in numbers or each[1] != own[each[0].name]]
     return region.preset + "".join(shown)
 
 

@@ -107,6 +107,10 @@ class AllReduce:
         """The share that hides of what is no latency."""
         return self.hide
 
+    def least_wait(self, size: float, gpus: int) -> float:
+        """What no compute hides of it."""
+        return (1 - self.hidden(size, gpus)) * (self.seconds(size, gpus) - self.latency(size, gpus))
+
     def waited_seconds(self, size: float, gpus: int) -> float:
         """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
         seconds = self.seconds(size, gpus)

@@ -9,7 +9,7 @@ from rewired.tables import new_table
 
 from .compute import Step
 from .machine import best_share, capacity
-from .pass_time import exposed, pass_time
+from .pass_time import pass_time
 from .ranking import Priced, Ranking
 from .weights import BF16
 
@@ -110,12 +110,11 @@ def layer_times(plan: Ranking, batch: int) -> dict[str, dict[str, float]]:
         total = pass_time(rank, all_reduce, plan.shape.wiring([]), step)
         size = 2 * step.rows * plan.shape.hidden_size
         whole = all_reduce.seconds(size, tp)
-        least = exposed(whole, all_reduce.latency(size, tp), whole, all_reduce.hidden(size, tp))
         times[name] = {
             "attention": total.attention / layers * 1e6,
             "mlp": total.mlp / layers * 1e6,
             "all_reduce": total.communication / layers / 2 * 1e6,
-            "hidden_at_most": 1 - least / whole if whole else 1.0,
+            "hidden_at_most": 1 - all_reduce.least_wait(size, tp) / whole if whole else 1.0,
         }
     return times
 

@@ -6,7 +6,7 @@ all-reduces behind the same modules; of the others, those of gradients hide behi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from .all_reduce_time import AllReduce
 from .compute import Rank, Step
 from .grids import Grid
 from .machine import serving_machine
-from .pass_time import Collective, collectives_of, exposed, layers_of, works_of
 from .wirings import RANKED, candidates
 
 TRAINED = tuple(text for text in RANKED if "int" not in text)
@@ -58,11 +57,12 @@ def price_steps(
     rank, step = machine.rank(shape), Step(batch // (grid.fsdp * grid.replicate), tokens, tokens)
     steps = {}
     for each in candidates(shape, TRAINED if texts is None else texts):
-        if any(collective.is_quantised for collective in collectives_of(each.wiring)):
+        if any(module.sections for module in each.wiring.modules):
             raise ValueError(f"'{each.name}' sends quantised activations: a training is not priced with them.")
         took = training_step(rank, machine.all_reduce, each.wiring, step, each.communicates)
-        whole = grid.weights + grid.gradients
-        steps[each.name] = replace(took, weights=exposed(whole, 0.0, took.compute, machine.all_reduce.hide))
+        exchange = grid.weights + grid.gradients
+        waited = max(exchange - took.compute, (1 - machine.all_reduce.hide) * exchange)
+        steps[each.name] = replace(took, weights=waited)
     standard = steps["standard"].seconds
     priced = [PricedStep(name, step, standard / step.seconds) for name, step in steps.items()]
     return sorted(priced, key=lambda row: -row.speedup)
@@ -79,25 +79,20 @@ def training_step(
     summed_bytes: int = _SUMMED,
 ) -> TrainingStep:
     """On one data-parallel rank; weights are not exchanged."""
-    works = works_of(rank, step)
-    layers = sum(layers_of(works, wiring))
+    works = [rank.attention(step), rank.mlp(step)] * wiring.num_layers
     positions = replace(rank, engine=replace(rank.engine, logits_of_prompt=True))
     waited = 0.0
-    for collective, count in collectives_of(wiring).items() if communicates else ():
-        size = step.rows * collective.payload_bytes * summed_bytes / _ITEM
-        waited += count * _waited(collective, all_reduce, size, rank.tp, works, recomputes)
-    return TrainingStep((3 + recomputes) * layers + 3 * positions.head(step), waited, 0.0)
-
-
-def _waited(
-    collective: Collective, all_reduce: AllReduce, size: float, gpus: int, works: Mapping[str, float], recomputes: bool
-) -> float:
-    seconds, latency, hide = all_reduce.seconds(size, gpus), all_reduce.latency(size, gpus), all_reduce.hide
-    work = works[collective.after]
-    forward = exposed(seconds, latency, work, hide) if collective.is_hidden else seconds
-    backward = exposed(seconds, latency, work * (2 if collective.is_hidden else 1), hide)
-    # a layer that is computed again reduces again what its MLP reads
-    return forward * (2 if recomputes and collective.after == "mlp" else 1) + backward
+    for index, module in enumerate(wiring.modules):
+        if not (communicates and module.launches):
+            continue
+        size = step.rows * module.payload_bytes(_ITEM) * summed_bytes / _ITEM
+        seconds, least = all_reduce.seconds(size, rank.tp), all_reduce.least_wait(size, rank.tp)
+        behind = sum(works[index + 1 : index + 1 + max(1, module.hides_behind)])
+        forward = max(seconds - behind, least) if module.overlapped else seconds
+        backward = max(seconds - behind * (2 if module.overlapped else 1), least)
+        # a layer that is computed again reduces again what its MLP reads
+        waited += forward * (2 if recomputes and index % 2 == 0 else 1) + backward
+    return TrainingStep((3 + recomputes) * sum(works) + 3 * positions.head(step), waited, 0.0)
 
 
 def print_steps(rows: Sequence[PricedStep], grid: Grid) -> None:

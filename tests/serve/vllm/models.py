@@ -38,6 +38,8 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
     "ladder": [{"layers": "0-4", "preset": "ladder"}],
     "ladder-in-the-middle": [{"layers": "1-3", "preset": "ladder"}],
     "ladder-peek": [{"layers": "0-4", "preset": "ladder", "peek": True}],
+    "delay-2": [{"layers": "0-4", "preset": "ladder", "delay": 2}],
+    "delay-2-peek": [{"layers": "0-3", "preset": "ladder", "peek": True, "delay": 2}],
     "desync-2x": [{"layers": "0-4", "preset": "desync"}],
     "desync-3x-overlap": [{"layers": "0-4", "preset": "desync", "every": 3, "overlap": True}],
     "desync-4x-mean": [{"layers": "0-4", "preset": "desync", "every": 4, "merge": "mean"}],

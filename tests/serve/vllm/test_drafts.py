@@ -64,6 +64,9 @@ def found(models: dict[str, Path], eagle: Path, ranks: int, tmp_path_factory: py
     }
     drafts = {"method": "eagle3", "model": str(eagle), "num_speculative_tokens": 2}
     jobs |= {f"drafted {name}": {"model": str(model), "speculative_config": drafts} for name, model in models.items()}
+    other = save(tmp_path_factory.mktemp("other"), WIRINGS["standard"], 1, vocab_size=2 * SIZES["vocab_size"])
+    drafts = {"method": "draft_model", "model": str(other), "num_speculative_tokens": 2}
+    jobs["another vocabulary"] = {"model": str(models["ladder-peek"]), "speculative_config": drafts}
     return answers(jobs, tmp_path_factory.mktemp("engine"), ranks)
 
 
@@ -80,3 +83,7 @@ def test_hidden_states_are_whole(name: str, models: dict[str, Path], found: dict
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_draft_that_reads_them_changes_no_token(name: str, models: dict[str, Path], found: dict[Any, Any]) -> None:
     assert found[f"drafted {name}"] == greedy(models[name])
+
+
+def test_a_draft_of_another_vocabulary_is_refused(found: dict[Any, Any]) -> None:
+    assert "Target and draft model should have the same vocabulary size" in found["another vocabulary"]

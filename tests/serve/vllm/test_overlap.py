@@ -22,6 +22,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     changes: dict[str, dict[str, Any]] = {
         "ladder": {},
+        "delay-2": {},
         "mixed": {},
         "desync-3x-overlap": {},
         "biased and tied": BIASED_AND_TIED,
@@ -54,6 +55,8 @@ def found(
         "fully sharded lora": ("mixed", lora | {"fully_sharded_loras": True}),
         "events": ("ladder", ONE_PASS),
         "events, compiled": ("ladder", ONE_PASS | compiled),
+        "events of two updates late": ("delay-2", ONE_PASS),
+        "events of two updates late, compiled": ("delay-2", ONE_PASS | compiled),
         "events without overlap": ("ladder", ONE_PASS | NO_OVERLAP),
     }
     jobs = {name: {"model": str(models[model])} | options for name, (model, options) in settings.items()}
@@ -92,6 +95,11 @@ def test_adapters_that_are_split_otherwise_are_refused(found: dict[str, Any]) ->
 def test_every_module_of_a_ladder_runs_while_the_sum_before_it_is_under_way(name: str, found: dict[str, Any]) -> None:
     """The embedding is summed at once; then each module is two products, and the sum before it lands after them."""
     assert found[name] == "r" + "mms" + 6 * "mmws" + "mmwr" + "m"
+
+
+@pytest.mark.parametrize("name", ["events of two updates late", "events of two updates late, compiled"])
+def test_two_modules_run_while_a_sum_is_under_way(name: str, found: dict[str, Any]) -> None:
+    assert found[name] == "r" + 2 * "mms" + 5 * "mmws" + "mmwwr" + "m"
 
 
 def test_without_overlap_every_sum_is_vllm_s_own(found: dict[str, Any]) -> None:

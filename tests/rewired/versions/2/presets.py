@@ -58,7 +58,7 @@ class Preset:
     def defaults(self) -> dict[str, Any]:
         """The values of all options that a region may leave out."""
         own = {option.name: option.default for option in self.options if option.default is not None}
-        return own | {"peek": self.peek, "overlap": self.overlap, "initial_gain": "one", "payload": FULL}
+        return own | {"peek": self.peek, "overlap": self.overlap, "delay": 1, "initial_gain": "one", "payload": FULL}
 
 
 EVERY = Option(
@@ -118,6 +118,16 @@ MODIFIERS = (
         wanted="true or false",
         metavar="",
         help="Modules do not wait for the update in flight.",
+    ),
+    Option(
+        name="delay",
+        flag="--delay",
+        type=int,
+        is_valid=lambda value: type(value) is int and value in (1, 2),
+        wanted="1 or 2",
+        metavar="1|2",
+        help="How many updates late modules read that do not wait; 2 is a layer late, and lets none of them wait.",
+        text="+delay-{}",
     ),
     Option(
         name="initial_gain",

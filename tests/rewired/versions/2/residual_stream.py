@@ -3,19 +3,21 @@
 A tensor-parallel Llama with r shards keeps, between two modules:
 
     settled    S    the embedding and every update landed so far; equal on all shards
-    in flight  u    one reduction that was launched and has not landed yet, with
+    in flight  u    reductions that were launched and have not landed yet, in order, each with
       payload  q^k  what shard k put into it
       rest     e^k  what rounding leaves of u where shard k adds it up; known when u has landed
     local      d^k  what shard k contributed and has not been reduced yet, and what rounding left it
 
-Every wiring reads `S + [wait] u + [peek] g * (d^k + [not wait] q^k)` and writes by landing u, then launching the
-next reduction. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor
-parallelism the shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
+A module that reads n updates late lets all reductions land but those of the last n modules, and sees
+`S + [peek] g * (d^k + sum of q^k)`. When it writes, all land but those of the last n - 1 modules, and the next one is
+launched. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor parallelism the
+shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -32,7 +34,7 @@ class Update(NamedTuple):
     """An update in flight: one reduction, between its launch and its landing."""
 
     total: torch.Tensor  # [B, T, C], the first C of H channels; only `land` may read it
-    payload: torch.Tensor | None = None  # [r, B, T, C], kept only where the next module peeks
+    payload: torch.Tensor | None = None  # [r, B, T, C], kept only where a module that reads late peeks
     rest: torch.Tensor | None = None  # [r, B, T, C], only of a quantised sum; only `land` may read it
 
 
@@ -40,7 +42,7 @@ class ResidualStream(NamedTuple):
     """The stream between two modules. A tuple, so that checkpointing, FSDP and `torch.compile` see its tensors."""
 
     settled: torch.Tensor  # [B, T, H]
-    in_flight: Update | None = None
+    in_flight: tuple[Update, ...] = ()  # the oldest first
     local: torch.Tensor | None = None  # [r, B, T, H]
 
     @classmethod
@@ -51,7 +53,7 @@ class ResidualStream(NamedTuple):
         """
         if isinstance(hidden_states, tuple):
             settled, in_flight, local = hidden_states
-            return cls(settled, None if in_flight is None else Update(*in_flight), local)
+            return cls(settled, tuple(Update(*update) for update in in_flight), local)
         return cls(sum_gradients(shards.group, hidden_states)[0])
 
     def read(self, wiring: ModuleWiring, gain: PeekGain | None, shards: Shards) -> tuple[torch.Tensor, ResidualStream]:
@@ -63,8 +65,8 @@ class ResidualStream(NamedTuple):
         return gain(stream.settled, stream.own_parts()), stream
 
     def after_read(self, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
-        """The stream after a module has read it: a reduction that it waited for has landed."""
-        return self._land(shards) if wiring.wait else self
+        """The stream after a module has read it: the reductions that it waited for have landed."""
+        return self._land(len(self.in_flight) - wiring.late, shards)
 
     def write(
         self,
@@ -73,30 +75,32 @@ class ResidualStream(NamedTuple):
         shards: Shards,
         sum_at_once: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> ResidualStream:
-        """Land the reduction in flight, then reduce `output` as the wiring says, or keep it local.
+        """Land what is not to stay in flight, then reduce `output` as the wiring says, or keep it local.
 
         `output` holds the shards' partial sums, [r, B, T, H], where the wiring `gives_partials`; else their sum,
         [B, T, H]. `sum_at_once` is an engine's own all-reduce, for where nothing hides one and nothing is quantised.
         """
-        if self.in_flight is not None and self.in_flight.rest is not None:  # it belongs to what is reduced now
-            return self._land(shards, after=output).write(output, wiring, shards, sum_at_once)
+        landing = self.in_flight[: len(self.in_flight) - wiring.keeps]
+        if len(landing) > 1 or (landing and (landing[0].rest is not None or not wiring.launches)):
+            # before anything is sent, of which the rest is a part
+            return self._land(1, shards, after=output).write(output, wiring, shards, sum_at_once)
+        kept = self.in_flight[len(landing) :]
         if not wiring.launches:
-            local = output if self.local is None else output + self.local
-            return ResidualStream(self._land(shards, after=output).settled, local=local)
+            return ResidualStream(self.settled, kept, output if self.local is None else output + self.local)
         sent, first, others = self._shared_out(output, wiring, shards)
         reduction = reduction_of(shards.group, wiring.sections)
         put_in = reduction.put_in(sent) if wiring.gives_partials else sent
         if wiring.sections or not sum_at_once:
-            before = None if self.in_flight is None else self.in_flight.total
+            before = landing[0].total if landing else None
             settled, outcome = land_and_launch(self.settled, before, put_in, reduction, wiring.overlapped)
         else:
-            settled, outcome = self._land(shards, after=put_in).settled, (sum_at_once(put_in),)
-        if not wiring.keeps_rest:
-            payload = sent if wiring.keeps_payload else None
-            return ResidualStream(settled, Update(outcome[0], payload), _joined(first, others, wiring.shared_channels))
-        total, left, rest = outcome
-        payload = sent - left if wiring.keeps_payload else None
-        return ResidualStream(settled, Update(total, payload, rest), _joined(left, others, wiring.shared_channels))
+            settled, outcome = self._land(len(landing), shards, after=put_in).settled, (sum_at_once(put_in),)
+        rest = None
+        if wiring.keeps_rest:
+            first, rest = outcome[1:]
+            sent = sent - first
+        update = Update(outcome[0], sent if wiring.keeps_payload else None, rest)
+        return ResidualStream(settled, (*kept, update), _joined(first, others, wiring.shared_channels))
 
     def _shared_out(
         self, output: torch.Tensor, wiring: ModuleWiring, shards: Shards
@@ -114,47 +118,45 @@ class ResidualStream(NamedTuple):
 
     def total(self, shards: Shards) -> torch.Tensor:
         """Everything contributed so far, [B, T, H]: what the final norm reads after the last module."""
-        stream = self._land(shards)
+        stream = self._land(len(self.in_flight), shards)
         settled, local = stream.settled, stream.local
         if local is not None:
             plain = reduction_of(shards.group)
             settled = land(settled, launch(plain.put_in(local), plain)[0], shards.group)
         return split_gradient(settled, shards.ranks)
 
-    def _land(self, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
-        if self.in_flight is None:
-            return self
-        (total, _, rest), local = self.in_flight, self.local
-        settled = land(self.settled, total, shards.group, after)
-        if rest is not None:
-            assert local is not None, "where the sum was rounded, so were the parts"
-            local = add(local, came_with(settled, rest, shards.group))
-        return ResidualStream(settled, local=local)
+    def _land(self, count: int, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
+        """The stream after its `count` oldest reductions in flight have landed."""
+        settled, in_flight, local = self
+        for total, _, rest in in_flight[: max(count, 0)]:
+            settled = land(settled, total, shards.group, after)
+            if rest is not None:
+                assert local is not None, "where the sum was rounded, so were the parts"
+                local = add(local, came_with(settled, rest, shards.group))
+        return ResidualStream(settled, in_flight[max(count, 0) :], local)
 
     def own_parts(self) -> torch.Tensor:  # [r, B, T, H]
-        if self.in_flight is None or self.in_flight.payload is None:
-            assert self.local is not None, "a module that reads shards has own parts to see"
-            return self.local
         # a payload of some channels only has left the others in `local`, and rounding has left something, too
-        payload = self.in_flight.payload
-        return payload if self.local is None else add(self.local, payload)
+        parts = [self.local, *(update.payload for update in self.in_flight)]
+        widest, *others = sorted((part for part in parts if part is not None), key=lambda part: -part.shape[-1])
+        return reduce(add, others, widest)
 
     @classmethod
     def with_update(cls, settled: torch.Tensor, update: torch.Tensor) -> ResidualStream:
         """The stream of an engine that has not added the last update yet, [B, T, H] both."""
-        return cls(settled, Update(update))
+        return cls(settled, (Update(update),))
 
     @property
     def whole_update(self) -> torch.Tensor | None:
         """What is in flight, [B, T, H], for an engine that adds it itself; None where that is not all to be done."""
-        if self.in_flight is None or self.in_flight.rest is not None:
+        if len(self.in_flight) != 1 or self.in_flight[0].rest is not None:
             return None
-        return self.in_flight.total if self.in_flight.total.shape == self.settled.shape else None
+        (update,) = self.in_flight
+        return update.total if update.total.shape == self.settled.shape else None
 
     def arrived(self) -> ResidualStream:
-        """The same stream, its update complete, for an engine that reads it as it is."""
-        assert self.in_flight is not None
-        return self._replace(in_flight=self.in_flight._replace(total=finish(self.in_flight.total)))
+        """The same stream, its updates complete, for an engine that reads them as they are."""
+        return self._replace(in_flight=tuple(update._replace(total=finish(update.total)) for update in self.in_flight))
 
 
 class PeekGain(nn.Module):
