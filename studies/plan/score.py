@@ -165,8 +165,13 @@ def _lines() -> Iterator[str]:
         off = caat_benchmark.points([run for run in runs if (run.model, run.tp) == (model, tp)])
         yield f"CAAT-Net, {model} at TP {tp}: {sum(map(abs, off)) / len(off):.2f} points of time saved"
 
+    trainings: dict[int, list[float]] = {}
     for tp, wiring, measured, points in training_benchmarks.caat_points():
         yield f"CAAT-Net's training, TP {tp}, {wiring}: {measured:.1f} points saved, predicted {points:.1f}"
+        trainings.setdefault(tp, []).append(abs(points - measured))
+    means = {tp: sum(off) / len(off) for tp, off in trainings.items()}
+    by_tp = ", ".join(f"TP {tp} {mean:.1f}" for tp, mean in means.items())
+    yield f"CAAT-Net's training: {sum(means.values()) / len(means):.1f} points; {by_tp}"
     for tp in (4, 8):
         said = " to ".join(f"{100 * training_benchmarks.ladder_speedup(tp, each) - 100:.1f}" for each in (4, 1))
         yield f"Ladder's training of the 8B, TP {tp}, 4 sequences to 1: 5 to 7 % published, predicted {said}"
