@@ -67,8 +67,8 @@ def _with_whole_streams(stock: type) -> type:
         shards: Shards
 
         def _maybe_add_hidden_state(self, states: Any, index: int, hidden_states: Any, residual: Any) -> Any:
-            """vLLM's own; one more reduction, where something is local or in flight."""
-            if isinstance(residual, ResidualStream):
+            """vLLM's own; one more reduction, where something is local or in flight and a draft reads it."""
+            if index in self.aux_hidden_state_layers and isinstance(residual, ResidualStream):
                 hidden_states, residual = residual.total(self.shards), None
             return super()._maybe_add_hidden_state(states, index, hidden_states, residual)
 
