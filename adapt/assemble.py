@@ -21,11 +21,12 @@ from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
 from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
+from .model.shared_teacher import within
 from .model.student import distributed_config, load_student, unwrapped
 from .model.teacher import Teacher
 from .model.trainable import learn_in_float32, rewired_layers
 from .preflight import CheckedStage
-from .recipe.keys import Recipe, Stage
+from .recipe.keys import LORA, Recipe, Stage
 from .start import Start
 from .trainer.callbacks import EndOfStep, MeasureDivergence
 from .trainer.sharded import ShardedTrainer
@@ -58,7 +59,7 @@ def make_trainer(
         losses=recipe.losses,
         **sharding,
     )
-    if recipe.load_in_4bit:
+    if recipe.load_in_4bit and not recipe.is_sharded:
         learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
     if teacher is not None:
         _patch_forward(unwrapped(model), teacher, recipe, config)
@@ -72,8 +73,11 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
     """The original of the student `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
     if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
+        if recipe.train == LORA and not (start.changed or start.ends_changed):
+            return within(model, start.original)
+        changes = start.changed, start.ends_changed
         distributed = distributed_config(recipe)
-        return teachers.sharded(model, start.original, start.changed, start.ends_changed, dtype, distributed)
+        return teachers.sharded(model, start.original, *changes, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
         unwrapped(model),
         start.original,

@@ -28,7 +28,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
-    if recipe.load_in_4bit:
+    if recipe.load_in_4bit and not recipe.is_sharded:
         options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
