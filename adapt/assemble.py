@@ -21,12 +21,12 @@ from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
 from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
-from .model.shared_teacher import within
+from .model.shared_teacher import runs_within, within
 from .model.student import distributed_config, load_student, unwrapped
 from .model.teacher import Teacher
 from .model.trainable import learn_in_float32, rewired_layers
 from .preflight import CheckedStage
-from .recipe.keys import LORA, Recipe, Stage
+from .recipe.keys import Recipe, Stage
 from .start import Start
 from .trainer.callbacks import EndOfStep, MeasureDivergence
 from .trainer.sharded import ShardedTrainer
@@ -72,17 +72,16 @@ def make_trainer(
 def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) -> Teacher:
     """The original of the student `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
+    changes = start.changed, start.ends_changed
+    if runs_within(recipe, *changes):
+        return within(model, start.original)
     if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
-        if recipe.train == LORA and not (start.changed or start.ends_changed):
-            return within(model, start.original)
-        changes = start.changed, start.ends_changed
         distributed = distributed_config(recipe)
         return teachers.sharded(model, start.original, *changes, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
         unwrapped(model),
         start.original,
-        start.changed,
-        start.ends_changed,
+        *changes,
         dtype=dtype,
         device=config.device,
         shares=not recipe.is_sharded,

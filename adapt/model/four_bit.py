@@ -14,10 +14,24 @@ from accelerate.utils import patch_environment
 from torch import nn
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
-from rewired.model.rewired_model import RewiredPreTrainedModel
+from rewired.model.rewired_model import RewiredForCausalLM, RewiredPreTrainedModel
 from rewired.model.sharding import on_this_rank
 
 BLOCK = 64  # numbers of a row that share a scale
+
+
+def check_blocks(model: RewiredForCausalLM, tp_size: int) -> None:
+    """Raise ValueError where `tp_size` ranks would share a block of a projection's row."""
+    for module in model.family.modules:
+        for projection in module.linears:
+            path = f"{module.path}.{projection.name}"
+            columns = model.base.decoder_layers[0].get_submodule(path).in_features
+            ranks = tp_size if projection is module.writer else 1
+            if columns % (BLOCK * ranks):
+                raise ValueError(
+                    f"load_in_4bit: the {columns} columns of {path} do not fill blocks of {BLOCK} on each of {ranks} "
+                    "ranks: hold the weights in 16 bits."
+                )
 
 
 class Linear4bit(nn.Module):
@@ -88,14 +102,10 @@ class In4Bit:
 class _Quantise(ConversionOps):
     """This rank's part of a weight, [out, in], to the parameters of a Linear4bit."""
 
-    def convert(
-        self, input_dict: dict[str, Any], full_layer_name: str | None = None, **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
+    def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         from bitsandbytes.functional import quantize_4bit
 
-        assert full_layer_name is not None, "transformers names the first target"
         ((weight,),) = input_dict.values()
         packed, state = quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
-        path = full_layer_name.removesuffix(".scales")
-        rows = len(weight)
+        path, rows = kwargs["full_layer_name"].removesuffix(".scales"), len(weight)
         return {f"{path}.scales": state.absmax.view(rows, -1), f"{path}.packed": packed.view(rows, -1)}

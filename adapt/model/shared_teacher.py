@@ -6,7 +6,7 @@ are wired as the original's, without adapters, and with its norms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,17 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import stock
 from rewired.model.wiring import Wiring
 
+from ..recipe.keys import LORA, Recipe
 from .teacher import Teacher, without_layers
 from .trainable import first_changed, norms_and_gains
+
+
+def runs_within(recipe: Recipe, changed: Collection[int], ends_changed: bool) -> bool:
+    """Whether the student of `recipe` is to be its own teacher; `changed` and `ends_changed` as in a `Start`.
+
+    Where nothing is sharded, the teacher shares the student's modules one by one.
+    """
+    return recipe.is_sharded and recipe.train == LORA and not (recipe.align or changed or ends_changed)
 
 
 def within(student: Any, original: Path) -> Teacher:

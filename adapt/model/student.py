@@ -28,8 +28,11 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
-    if recipe.load_in_4bit and not recipe.is_sharded:
-        options["quantization_config"] = in_4bit(options["dtype"])
+    if recipe.load_in_4bit:
+        with needs("qlora", "load_in_4bit"):
+            import bitsandbytes  # noqa: F401 - transformers would say it in other words
+        if not recipe.is_sharded:
+            options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
         model: Any = (
@@ -54,9 +57,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
 
 
 def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
-    """How frozen projections are held, and computed with in `dtype`. Raises ValueError without bitsandbytes."""
-    with needs("qlora", "load_in_4bit"):
-        import bitsandbytes  # noqa: F401 - transformers would say it in other words
+    """How frozen projections are held that nothing shards, and computed with in `dtype`."""
     computed_in = torch.bfloat16 if dtype == "auto" else dtype
     return BitsAndBytesConfig(
         load_in_4bit=True,

@@ -120,7 +120,7 @@ def sharded(
 ) -> Teacher:
     """A teacher that is sharded over the ranks as the student is: each rank reads and holds only its part.
 
-    Its projections are held `in_4bit` if so. Transformers leaves the last norm and the head gathered once they have run.
+    Its projections may be held `in_4bit`. Transformers leaves the last norm and the head gathered once they have run.
     """
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
