@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
@@ -42,6 +43,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
         )
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
+    _keep_packed_as_it_is(model)
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
@@ -54,6 +56,13 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
         model = choose_or_adapt(model, recipe)
         lora.draw(model)
     return model
+
+
+def _keep_packed_as_it_is(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing weights anew in an evaluation on a CPU: no gradient passes such ones later."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:

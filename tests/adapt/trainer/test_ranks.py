@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from trl import SFTConfig
@@ -286,11 +287,13 @@ def test_adapters_of_a_sharded_model_learn_what_one_process_does(
     _, ranks, changes = SPLITS[split]
     shares = changes.get("tp_size", 1)
     changes = changes | {"per_device_train_batch_size": ROWS * shares // ranks, "output_dir": str(shared)}
-    changes["load_in_4bit"] = in_4bit
+    changes |= {"load_in_4bit": in_4bit}
     recipe, what = write_recipe(tmp_path / "r.yaml", **keys | changes), ON_CPUS if shares > 1 else ADAPT
     launch("torchrun", ranks, recipe, what=what)
     for name in ("loss", "ce", "kd", "hidden", "num_tokens"):
         assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
+    saved = [name for file in (shared / "checkpoint-6").glob("*.safetensors") for name in load_file(file)]
+    assert sum("packed" in name for name in saved) == 7 * 4 * ranks * in_4bit
     before, expected, found = (weights(folder) for folder in (alone / "start", alone / "final", shared / "final"))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
