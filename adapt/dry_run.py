@@ -75,7 +75,8 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
 
 def _weight_bytes(recipe: Recipe, model: RewiredForCausalLM, dtype: torch.dtype) -> float:
     saved = _saved_by_4bit(recipe, model.base.decoder_layers, dtype)
-    return _count(model) * dtype.itemsize - saved
+    adapters = sum(parameter.nbytes for name, parameter in model.named_parameters() if "lora_" in name)
+    return _count(model) * dtype.itemsize - saved + adapters
 
 
 def _saved_by_4bit(recipe: Recipe, layers: Iterable[nn.Module], dtype: torch.dtype) -> float:
