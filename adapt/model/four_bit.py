@@ -28,9 +28,10 @@ def check_blocks(model: RewiredForCausalLM, tp_size: int) -> None:
             columns = model.base.decoder_layers[0].get_submodule(path).in_features
             ranks = tp_size if projection is module.writer else 1
             if columns % (BLOCK * ranks):
+                where = f" on each of {ranks} ranks" if ranks > 1 else ""
                 raise ValueError(
-                    f"load_in_4bit: the {columns} columns of {path} do not fill blocks of {BLOCK} on each of {ranks} "
-                    "ranks: hold the weights in 16 bits."
+                    f"load_in_4bit: the {columns} columns of {path} do not fill blocks of {BLOCK}{where}: hold the "
+                    "weights in 16 bits."
                 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
@@ -58,7 +57,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     return model
 
 
-def _keep_packed_as_it_is(model: nn.Module) -> None:
+def _keep_packed_as_it_is(model: Any) -> None:
     """Keep bitsandbytes from packing weights anew in an evaluation on a CPU: no gradient passes such ones later."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -131,7 +131,7 @@ def test_what_4_bits_are_not_for_is_refused(changes: dict[str, Any], sentence: s
 @pytest.mark.parametrize(
     ("width", "split", "sentence"),
     [
-        (32, {"fsdp_size": 2}, "the 32 columns of self_attn.q_proj do not fill blocks of 64 on each of 1 ranks"),
+        (32, {"fsdp_size": 2}, "the 32 columns of self_attn.q_proj do not fill blocks of 64: hold"),
         (64, {"tp_size": 2}, "the 64 columns of self_attn.o_proj do not fill blocks of 64 on each of 2 ranks"),
         (128, {"tp_size": 2, "fsdp_size": 2}, None),
     ],
