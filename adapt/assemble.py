@@ -21,6 +21,7 @@ from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
 from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
+from .model.shared_teacher import runs_within, within
 from .model.student import distributed_config, load_student, unwrapped
 from .model.teacher import Teacher
 from .model.trainable import learn_in_float32, rewired_layers
@@ -58,7 +59,7 @@ def make_trainer(
         losses=recipe.losses,
         **sharding,
     )
-    if recipe.load_in_4bit:
+    if recipe.load_in_4bit and not recipe.is_sharded:
         learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
     if teacher is not None:
         _patch_forward(unwrapped(model), teacher, recipe, config)
@@ -71,14 +72,16 @@ def make_trainer(
 def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) -> Teacher:
     """The original of the student `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
+    changes = start.changed, start.ends_changed
+    if runs_within(recipe, *changes):
+        return within(model, start.original)
     if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
         distributed = distributed_config(recipe)
-        return teachers.sharded(model, start.original, start.changed, start.ends_changed, dtype, distributed)
+        return teachers.sharded(model, start.original, *changes, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
         unwrapped(model),
         start.original,
-        start.changed,
-        start.ends_changed,
+        *changes,
         dtype=dtype,
         device=config.device,
         shares=not recipe.is_sharded,

@@ -18,6 +18,8 @@ from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.sources import find_source
 
 from .data.steps import TrainingSteps
+from .model.four_bit import BLOCK
+from .model.shared_teacher import runs_within
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.keys import LORA, Recipe, Stage
@@ -26,6 +28,7 @@ from .trainer import run_manifest
 
 _SAMPLE = 4096  # parameters that an optimizer is tried on
 _IN_4BIT = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: NF4, a byte of scale for 64, four for 256 scales
+_IN_4BIT_SHARDED = 1 / 2 + 4 / BLOCK  # whose scales are not quantised
 
 
 def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
@@ -72,7 +75,8 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
 
 def _weight_bytes(recipe: Recipe, model: RewiredForCausalLM, dtype: torch.dtype) -> float:
     saved = _saved_by_4bit(recipe, model.base.decoder_layers, dtype)
-    return _count(model) * dtype.itemsize - saved
+    adapters = sum(parameter.nbytes for name, parameter in model.named_parameters() if "lora_" in name)
+    return _count(model) * dtype.itemsize - saved + adapters
 
 
 def _saved_by_4bit(recipe: Recipe, layers: Iterable[nn.Module], dtype: torch.dtype) -> float:
@@ -81,7 +85,7 @@ def _saved_by_4bit(recipe: Recipe, layers: Iterable[nn.Module], dtype: torch.dty
         return 0.0
     parts = (part for layer in layers for part in layer.named_modules())
     numbers = sum(part.weight.numel() for name, part in parts if isinstance(part, nn.Linear) and "lora_" not in name)
-    return numbers * (dtype.itemsize - _IN_4BIT)
+    return numbers * (dtype.itemsize - (_IN_4BIT_SHARDED if recipe.is_sharded else _IN_4BIT))
 
 
 def _dtype(config: Any) -> torch.dtype:
@@ -109,27 +113,28 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
         return 0
     changed, ends_changed = changed_before(cast(RewiredConfig, model.config))
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
-    embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or recipe.is_sharded else []
+    is_apart = recipe.is_sharded and not runs_within(recipe, changed, ends_changed)
+    embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or is_apart else []
     ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
-    parts = [(nn.ModuleList(ends), ends_changed)]
-    parts += [(layer, n in changed) for n, layer in enumerate(model.base.decoder_layers) if n >= first]
-    copies = [copy for part, is_changed in parts for copy in _copied(part, is_changed or recipe.is_sharded)]
+    parts = [(nn.ModuleList(ends), ends_changed or is_apart)]
+    parts += [(layer, is_apart or n in changed) for n, layer in enumerate(model.base.decoder_layers) if n >= first]
+    copies = [copy for part, is_copied in parts for copy in _copied(part, is_copied)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype
     # norms and the embedding, whose dtype is that of the stream
     in_full = [copy for copy in copies if copy.dim() == 1 or any(copy is part.weight for part in embedding)]
     size = sum(map(nn.Parameter.numel, copies)) * low_precision.itemsize
     size += sum(map(nn.Parameter.numel, in_full)) * (dtype.itemsize - low_precision.itemsize)
-    size -= int(_saved_by_4bit(recipe, (layer for layer, is_changed in parts[1:] if is_changed), low_precision))
-    return size if recipe.align else size // (recipe.fsdp_size * recipe.tp_size)
+    size -= int(_saved_by_4bit(recipe, (layer for layer, is_copied in parts[1:] if is_copied), low_precision))
+    return size // (recipe.fsdp_size * recipe.tp_size) if is_apart and not recipe.align else size
 
 
-def _copied(module: nn.Module, is_changed: bool) -> list[nn.Parameter]:
-    """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_changed`."""
+def _copied(module: nn.Module, is_copied: bool) -> list[nn.Parameter]:
+    """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_copied`."""
     return [
         parameter
         for name, parameter in module.named_parameters()
-        if (_is_the_models(name) if is_changed else parameter.requires_grad and "lora_" not in name)
+        if (_is_the_models(name) if is_copied else parameter.requires_grad and "lora_" not in name)
     ]
 
 

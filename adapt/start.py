@@ -27,6 +27,7 @@ from rewired.refit.run import model_config
 from rewired.rotate.original import as_made
 from rewired.sources import checkpoint_folder, find_source
 
+from .model.four_bit import check_blocks
 from .model.trainable import changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
 
@@ -109,6 +110,8 @@ def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
 def _without_weights(config: RewiredConfig, recipe: Recipe) -> RewiredForCausalLM:
     with torch.device("meta"):
         model: RewiredForCausalLM = classes(config.family, "ForCausalLM")(config)
+    if recipe.load_in_4bit and recipe.is_sharded:
+        check_blocks(model, recipe.tp_size)
     choose_or_adapt(model, recipe)  # LoRA in the model's own modules
     return model
 

@@ -96,7 +96,7 @@ class _Recorder:
         stream, total = ResidualStream(self.embedding), self.embedding
         for layer, student_layer in zip(self.teacher.layers, self.layers, strict=True):
             before, shards = stream, student_layer.shards
-            with torch.no_grad(), self.teacher.without_adapters():
+            with torch.no_grad(), self.teacher.as_original():
                 for projection, wiring in _projections(layer, student_layer):
                     update = parts = self.recorded.popleft()
                     if wiring.gives_partials:

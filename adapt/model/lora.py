@@ -6,6 +6,7 @@ would add them afterwards, whole on every rank, and nothing would add up their g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import sqrt
 from pathlib import Path
@@ -24,6 +25,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import classes
 
 from ..recipe.keys import Recipe
+from .four_bit import In4Bit
 from .trainable import keep_the_streams_dtype, learn_in_float32, lora_config, norms_and_gains
 
 _ADAPTER = "default"  # as PEFT calls it
@@ -37,7 +39,8 @@ def load_sharded(folder: Path, recipe: Recipe, **options: Any) -> Any:
     kept = {"lora_A", "lora_B", *family.norms, *family.gains, *(plain._keep_in_fp32_modules_strict or ())}
     # of the model's own module: transformers saves its files with a checkpoint
     attributes = {"lora": lora, "_keep_in_fp32_modules_strict": kept, "__module__": plain.__module__}
-    adapted: Any = type(plain.__name__, (_WithAdapters, plain), attributes)
+    bases = (In4Bit, _WithAdapters, plain) if recipe.load_in_4bit else (_WithAdapters, plain)
+    adapted: Any = type(plain.__name__, bases, attributes)
     layers, modules = cast(list[int] | None, lora.layers_to_transform), cast(set[str], lora.target_modules)
     numbers = r"\d+" if layers is None else "|".join(map(str, layers))
     targets = "|".join(sorted(modules))
@@ -67,14 +70,17 @@ class _WithAdapters:
 
     def _resolve_parallel_plans(self, *args: Any, **kwargs: Any) -> tuple[dict[str, str], ...]:
         """transformers' own, which name projections; of an adapted one, its parts are split as PEFT splits them."""
-        of_layers, *others = super()._resolve_parallel_plans(*args, **kwargs)  # type: ignore[misc]
+        of_layers, of_experts, of_fsdp = super()._resolve_parallel_plans(*args, **kwargs)  # type: ignore[misc]
         modules: dict[str, Any] = dict(self.named_modules())  # type: ignore[attr-defined]
         for path in [path for path, module in modules.items() if isinstance(module, LoraLayer) and path in of_layers]:
             style = of_layers.pop(path)
             split = "lora_B" if style == "colwise" else "lora_A"
             names = [name for name, _ in modules[path].named_parameters() if name.startswith(("base_layer", split))]
             of_layers |= {f"{path}.{name}": style for name in names}
-        return of_layers, *others
+        # a layer is gathered as one: what is in float32 apart from the rest would be when it is called, and adapters on
+        # views that differ per shard are not
+        inside = re.compile(rf"{self.family.layers}\.\d+\.")  # type: ignore[attr-defined]
+        return of_layers, of_experts, {path: style for path, style in of_fsdp.items() if not inside.search(path)}
 
 
 @torch.no_grad()

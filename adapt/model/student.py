@@ -30,7 +30,10 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
     if recipe.load_in_4bit:
-        options["quantization_config"] = in_4bit(options["dtype"])
+        with needs("qlora", "load_in_4bit"):
+            import bitsandbytes  # noqa: F401 - transformers would say it in other words
+        if not recipe.is_sharded:
+            options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
         model: Any = (
@@ -40,8 +43,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
         )
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
-    if recipe.load_in_4bit:
-        keep_packing(model)
+    keep_packing(model)
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
@@ -57,9 +59,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
 
 
 def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
-    """How frozen projections are held, and computed with in `dtype`. Raises ValueError without bitsandbytes."""
-    with needs("qlora", "load_in_4bit"):
-        import bitsandbytes  # noqa: F401 - transformers would say it in other words
+    """How frozen projections are held that nothing shards, and computed with in `dtype`."""
     computed_in = torch.bfloat16 if dtype == "auto" else dtype
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -70,8 +70,8 @@ def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
 
 
 def keep_packing(model: nn.Module) -> None:
-    """Leave weights in 4 bits as they are packed. For inference on CPUs with AVX-512, bitsandbytes packs them
-    otherwise, in place, and rounds activations to bfloat16."""
+    """Leave weights in 4 bits as they are packed. For inference on CPUs with AVX-512, bitsandbytes packs them anew, in
+    place, and rounds activations to bfloat16; no gradient passes such weights later."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

@@ -3,7 +3,7 @@
 The original is the student's own checkpoint with every layer standard. Below the first layer that is rewired or trained
 both compute the same, so it is computed once. Above it the teacher runs on the student's own modules where those are
 frozen and still the original's, and has weights of its own elsewhere (`beside`). Where the recipe has the student
-sharded at load time, so is its teacher, which then shares no weights with it (`sharded`).
+sharded at load time, so is its teacher, which then shares no weights with it (`sharded`), or all (shared_teacher.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import classes, stock
 from rewired.model.rewired_model import RewiredForCausalLM
 
+from .four_bit import In4Bit
 from .student import keep_packing
 from .trainable import first_changed, is_trained
 
@@ -32,14 +33,14 @@ from .trainable import first_changed, is_trained
 class Teacher:
     """The original of a student: its layers from `first` on, or all of them and the embedding if `first` is -1.
 
-    `without_adapters` makes a context in which LoRA is off.
+    `as_original` makes a context in which the modules that it shares with the student are the original's.
     """
 
     model: Any
     layers: Sequence[Any]  # the model's
     head: nn.Module
     first: int
-    without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext
+    as_original: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @torch.no_grad()
     def __call__(self, trunk: torch.Tensor | None, **inputs: Any) -> Any:
@@ -49,7 +50,7 @@ class Teacher:
         """
         if trunk is not None:
             inputs = {name: value for name, value in inputs.items() if name != "input_ids"} | {"inputs_embeds": trunk}
-        with self.without_adapters():
+        with self.as_original():
             return self.model(**inputs)
 
 
@@ -116,16 +117,21 @@ def sharded(
     ends_changed: bool = False,
     dtype: torch.dtype | None = None,
     distributed: DistributedConfig | None = None,
+    in_4bit: bool = False,
 ) -> Teacher:
     """A teacher that is sharded over the ranks as the student is: each rank reads and holds only its part.
 
-    Transformers leaves the last norm and the head gathered once they have run.
+    Its projections may be held `in_4bit`. Transformers leaves the last norm and the head gathered once they have run.
     """
     first = -1 if ends_changed else first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
     model_class = classes(student.family, "ForCausalLM")
-    model: Any = (model_class if dtype in (None, student.dtype) else _in_low_precision(model_class)).from_pretrained(
+    if dtype not in (None, student.dtype):
+        model_class = _in_low_precision(model_class)
+    if in_4bit:
+        model_class = type(f"{model_class.__name__}In4Bit", (In4Bit, model_class), {})
+    model: Any = model_class.from_pretrained(
         original, config=config, dtype=dtype or student.dtype, distributed_config=distributed
     )
     model.requires_grad_(False).eval()

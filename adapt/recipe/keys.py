@@ -169,11 +169,6 @@ class Recipe:
             )
         if self.load_in_4bit and (self.train != LORA or self.align):
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora, without align.")
-        if self.load_in_4bit and self.is_sharded:
-            raise ValueError(
-                "load_in_4bit is for models that a GPU holds whole: leave fsdp_size, dp_replicate_size and tp_size "
-                "out, or hold the weights in 16 bits."
-            )
         if self.align and self.tp_size > 1:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
 

@@ -1,8 +1,11 @@
-"""LoRA beside frozen weights in 4 bits, by bitsandbytes on a CPU."""
+"""LoRA beside frozen weights in 4 bits, by bitsandbytes on a CPU; trainer/test_ranks.py trains sharded ones."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,17 @@ from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
 from rewired.adapt.assemble import make_teacher
+from rewired.adapt.model import four_bit
 from rewired.adapt.model.student import in_4bit, load_student
 from rewired.adapt.recipe.keys import Recipe
-from rewired.adapt.start import Start
+from rewired.adapt.start import Start, outline
 from rewired.checkpoint.provenance import record
+from rewired.ranks import run_on_ranks
 from rewired.sources import find_source
 from tests.rewired.test_against_reference import assert_close
 from tests.rewired.tiny import WIRINGS, rewired_model, tokens
 
-from .world import LADDER, logged, train, weights
+from .world import LADDER, logged, make_chat, make_chat_of_4_bits, make_rewired, train, weights
 
 LORA = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "load_in_4bit": True}
 
@@ -87,13 +92,56 @@ def test_the_teacher_is_the_same_base(changed: tuple[int, ...], dense: Path, tmp
     assert len([module for module in beside if id(module.weight) not in own]) == 7 * len(changed)
 
 
+def own_projections(folder: Path, out: Path) -> list[int]:
+    """On a rank: how many projections in 4 bits a teacher has of its own, before and after a refit of two layers."""
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
+    start = Start(folder, record(find_source(str(folder)), folder))
+    recipe = Recipe(
+        str(folder), datasets=[{"path": "rows"}], kd_weight=1.0, train="lora", load_in_4bit=True, fsdp_size=2
+    )
+    student = load_student(recipe, folder)
+    config = SFTConfig(output_dir=str(out), use_cpu=True, bf16=False)
+    students = {id(module) for module in student.modules() if isinstance(module, four_bit.Linear4bit)}
+    assert len(students) == 7 * student.config.num_hidden_layers
+    counts = []
+    for changed in ((), (2, 3)):
+        teacher = make_teacher(student, recipe, config, replace(start, changed=changed))
+        modules = [module for layer in teacher.layers for module in layer.modules()]
+        counts.append(len([m for m in modules if isinstance(m, four_bit.Linear4bit) and id(m) not in students]))
+    return counts
+
+
+def test_a_sharded_teacher_is_the_same_base(tmp_path: Path) -> None:
+    folder = make_rewired(make_chat_of_4_bits(tmp_path / "dense"), tmp_path / "m", LADDER)
+    assert run_on_ranks(own_projections, 2, folder, tmp_path) == [[0, 7 * 2]] * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"train": "all"}, "load_in_4bit is for frozen weights beside adapters"),
-        ({"fsdp_size": 2}, "load_in_4bit is for models that a GPU holds whole"),
+        ({"align": True}, "say train: lora, without align"),
     ],
 )
 def test_what_4_bits_are_not_for_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Recipe("a model", datasets=[{"path": "rows"}], **{"train": "lora", "load_in_4bit": True} | changes)
+
+
+@pytest.mark.parametrize(
+    ("width", "split", "sentence"),
+    [
+        (32, {"fsdp_size": 2}, "the 32 columns of self_attn.q_proj do not fill blocks of 64: hold"),
+        (64, {"tp_size": 2}, "the 64 columns of self_attn.o_proj do not fill blocks of 64 on each of 2 ranks"),
+        (128, {"tp_size": 2, "fsdp_size": 2}, None),
+    ],
+)
+def test_a_block_of_a_row_is_on_one_rank(
+    width: int, split: dict[str, int], sentence: str | None, tmp_path: Path
+) -> None:
+    folder = make_rewired(
+        make_chat(tmp_path / "dense", hidden_size=width, intermediate_size=256), tmp_path / "m", LADDER
+    )
+    recipe = Recipe(str(folder), datasets=[{"path": "rows"}], train="lora", load_in_4bit=True, **split)
+    with pytest.raises(ValueError, match=sentence) if sentence else nullcontext():
+        outline([recipe])

@@ -105,19 +105,29 @@ def test_it_counts_what_lora_trains(
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("split", "bytes_each"), [({}, 0.5 + 1 / 64), ({"fsdp_size": 2}, 0.5 + 4 / 64)])
 def test_it_counts_projections_in_4_bits(
-    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    split: dict[str, int],
+    bytes_each: float,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    keys |= {"train": "lora", "lora_r": 2, "wiring": LADDER}
+    """Of what is sharded, on one rank, and its teacher's where that needs none of its own: norms."""
+    dense = make_chat(tmp_path / "dense", hidden_size=128, intermediate_size=256)
+    keys = distillation(dense, rows, tmp_path / "out") | {"train": "lora", "lora_r": 2} | split
+    monkeypatch.setattr(dry_run.quantities, "size", lambda number: f"{number:.0f} GB")
     sizes = []
     for in_4bit in (False, True):
         recipe = write_recipe(tmp_path / "r.yaml", **keys | {"load_in_4bit": in_4bit})
         assert command(monkeypatch, recipe, "--dry-run") == 0
-        told = re.search(r"weights ([\d.]+) kB", capsys.readouterr().out)
-        assert told is not None
-        sizes.append(float(told[1]))
-    projections = 4 * (4 * 24 * 24 + 3 * 24 * 48)
-    assert sizes[0] - sizes[1] == pytest.approx(projections * (4 - 0.5 - 1 / 64) / 1000, abs=1)
+        told = capsys.readouterr().out
+        sizes.append([int(size) for size in re.findall(r"(?:weights|teacher) (\d+) GB", told)])
+    projections = 4 * (4 * 128 * 128 + 3 * 128 * 256)
+    saved = projections * (4 - bytes_each) / split.get("fsdp_size", 1)
+    assert sizes[0][0] - sizes[1][0] == pytest.approx(saved, rel=1e-2)
+    assert [teacher for _, teacher in sizes] == [2 * 2 * 128 * 4] * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from trl import SFTConfig
 
@@ -45,6 +46,17 @@ def make_chat(folder: Path, **changes: Any) -> Path:
 
 def make_rewired(dense: Path, folder: Path, wiring: list[dict[str, Any]], **options: Any) -> Path:
     return convert(dense, folder, Request(wiring, tp_shards=4, **options)).out
+
+
+def make_chat_of_4_bits(folder: Path, **changes: Any) -> Path:
+    """One whose projections hold numbers that NF4 has, so that quantising changes none, not even a part at a time."""
+    make_chat(folder, **{"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.13} | changes)
+    tensors = weights(folder)
+    for name, weight in tensors.items():
+        if name.endswith("proj.weight"):
+            tensors[name] = dequantize_4bit(*quantize_4bit(weight, quant_type="nf4"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def original(made: Path) -> str | None:

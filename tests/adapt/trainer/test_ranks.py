@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from trl import SFTConfig
@@ -32,6 +33,7 @@ from tests.adapt.world import (
     load,
     logged,
     make_chat,
+    make_chat_of_4_bits,
     make_rewired,
     train,
     weights,
@@ -163,10 +165,13 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
 
 
 def dtypes_of_what_is_trained(folder: Path, saved: Path) -> set[torch.dtype]:
-    """In a sharded model with adapters, before and after it was saved; its projections are in 16 bits."""
+    """In a sharded model with adapters, before and after it was saved; its projections are in 16 bits, and it runs."""
     recipe = Recipe("a model", datasets=[{"path": "rows"}], train="lora", lora_target_modules=["q_proj", "down_proj"])
     options = {"distributed_config": DistributedConfig(fsdp_size=2), "dtype": torch.bfloat16}
     model = lora.load_sharded(folder, recipe, **options)
+    ids = torch.arange(3, 20)[None]
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ids, labels=ids).loss.backward()
     model.save_pretrained(saved, distributed_checkpoint=True)
     both = [*model.named_parameters(), *lora.load_sharded(saved, recipe, **options).named_parameters()]
     others = [
@@ -184,23 +189,24 @@ def test_what_learns_beside_frozen_weights_in_16_bits_is_in_float32(dense: Path,
     assert run_on_ranks(dtypes_of_what_is_trained, 2, folder, tmp_path / "saved") == [{torch.float32}] * 2
 
 
-def kd_from_itself(folder: Path) -> float:
-    """The divergence of a student in `folder` from its own weights, as a teacher in 16 bits; both sharded."""
+def kd_from_itself(folder: Path, in_4bit: bool) -> float:
+    """The divergence of a student in `folder` from its own weights, as a teacher in 16 or 4 bits; both sharded."""
     distributed = DistributedConfig(fsdp_size=2)
     student = AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed, dtype=torch.float32)
-    add_losses(student, sharded(student, folder, dtype=torch.bfloat16, distributed=distributed), TokenLoss(kd=1), 0, [])
+    teacher = sharded(student, folder, dtype=torch.bfloat16, distributed=distributed, in_4bit=in_4bit)
+    add_losses(student, teacher, TokenLoss(kd=1), 0, [])
     ids = torch.randint(3, 259, (2, 11), generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         return float(student(input_ids=ids, labels=ids, distils=True).kd)
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_a_sharded_teacher_in_16_bits_has_nothing_to_teach_where_nothing_is_rewired(
-    is_tied: bool, tmp_path: Path
+@pytest.mark.parametrize(("is_tied", "in_4bit"), [(False, False), (True, True)])
+def test_a_sharded_teacher_in_few_bits_has_nothing_to_teach_where_nothing_is_rewired(
+    is_tied: bool, in_4bit: bool, tmp_path: Path
 ) -> None:
-    dense = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied)
+    dense = make_chat_of_4_bits(tmp_path / "dense", tie_word_embeddings=is_tied)
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "0-", "preset": "standard"}])
-    assert run_on_ranks(kd_from_itself, 2, folder) == [0, 0]
+    assert run_on_ranks(kd_from_itself, 2, folder, in_4bit) == [0, 0]
 
 
 @pytest.mark.slow
@@ -263,24 +269,31 @@ def test_ranks_learn_the_same_in_every_way(changes: dict[str, Any], keys: dict[s
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("in_4bit", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "split",
     [name if name == "FSDP2" else pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "DDP"],
 )
 def test_adapters_of_a_sharded_model_learn_what_one_process_does(
-    split: str, keys: dict[str, Any], tmp_path: Path
+    split: str, in_4bit: bool, keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    """They are merged into what is saved, and a training that was cut off goes on as the same."""
+    """Which holds in full what they have in 4 bits. They are merged into what is saved, and a training that was cut off
+    goes on as the same."""
     lora = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "max_steps": 10, "logging_steps": 2, "save_steps": 6}
-    keys, alone, shared = keys | lora, tmp_path / "alone", tmp_path / "shared"
+    # where gradients are next to nothing, Adam would make steps of how they are rounded
+    changes = {"model": str(make_chat_of_4_bits(tmp_path / "dense")), "adam_epsilon": 1e-4}
+    keys, alone, shared = keys | lora | changes, tmp_path / "alone", tmp_path / "shared"
     train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": ROWS, "output_dir": str(alone)})
     _, ranks, changes = SPLITS[split]
     shares = changes.get("tp_size", 1)
     changes = changes | {"per_device_train_batch_size": ROWS * shares // ranks, "output_dir": str(shared)}
+    changes |= {"load_in_4bit": in_4bit}
     recipe, what = write_recipe(tmp_path / "r.yaml", **keys | changes), ON_CPUS if shares > 1 else ADAPT
     launch("torchrun", ranks, recipe, what=what)
     for name in ("loss", "ce", "kd", "hidden", "num_tokens"):
         assert logged(shared / "final", name) == pytest.approx(logged(alone / "final", name), rel=2e-4) != [], name
+    saved = {name for file in (shared / "checkpoint-6").glob("*.safetensors") for name in load_file(file)}
+    assert sum("packed" in name for name in saved) == 7 * 4 * in_4bit
     before, expected, found = (weights(folder) for folder in (alone / "start", alone / "final", shared / "final"))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
