@@ -12,7 +12,8 @@ from rewired.ranks import PRELOADED
 
 def who_asks_for_a_driver(program: str) -> set[str]:
     """Libraries that ask the loader for CUDA's driver, which need not be there."""
-    environment = os.environ | {"LD_DEBUG": "files"}
+    environment = {**os.environ, "LD_DEBUG": "files"}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # which hides GPUs from torch before it asks
     found = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
     )
