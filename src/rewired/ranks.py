@@ -25,6 +25,7 @@ from typing import Any
 from .quantities import count
 
 TIMEOUT_SECONDS = 600.0
+PRELOADED = ["rewired.model.modeling_rewired_llama"]  # before ranks are forked, none of which then could use CUDA
 _GRACE_SECONDS = 3.0  # how much later than the first failure its cause may arrive
 
 
@@ -89,7 +90,7 @@ def choose_device(device: str, ranks: int) -> str:
 
 def _start_server() -> None:
     """Start what forks the ranks: it imports the model once for all, and leaves Ctrl-C to us, as the ranks do."""
-    forkserver.set_forkserver_preload(["rewired.model.modeling_rewired_llama"])
+    forkserver.set_forkserver_preload(PRELOADED)
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may change what a signal does, and the first rank starts the server too
     ours = signal.signal(signal.SIGINT, signal.SIG_IGN)

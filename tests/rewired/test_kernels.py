@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -109,6 +110,15 @@ def test_compiled_they_give_the_bits_of_eager_mode(
     with compiling() as graphs:
         assert_same(run(parts, sections), expected)
         assert graphs() > 0
+
+
+@pytest.mark.parametrize("run", [one_process, two_ranks])
+def test_each_is_one_graph(run: Callable[..., QuantisedSum]) -> None:
+    """Where Dynamo breaks one, all that follows goes through memory more often, and nothing says so."""
+    with compiling(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        patch.setattr(kernels, "_compiled", kernels._compiled.__wrapped__)
+        run(awkward_parts(torch.bfloat16, SEVERAL), SEVERAL)
 
 
 @pytest.mark.slow

@@ -119,6 +119,8 @@ def _for_ranks(rows: torch.Tensor, ranks: int) -> torch.Tensor:
 
 def _from_ranks(rows: torch.Tensor, groups: int) -> torch.Tensor:
     """The inverse: [w, ..., share, n] -> [..., G, n]."""
+    if groups % len(rows) == 0:
+        return rows.movedim(0, -3).flatten(-3, -2)
     shares = shares_of(groups, len(rows))
     return torch.cat([own[..., : share.stop - share.start, :] for own, share in zip(rows, shares, strict=True)], dim=-2)
 

@@ -49,4 +49,5 @@ def kernel(any_number: int | None = None) -> Callable[[_F], _F]:
 @cache
 def _compiled(function: Callable[..., Any], constants: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     options: dict[str, Any] = {name: True for name in _ROUNDING if name in torch._inductor.list_options()}
-    return torch.compile(partial(function, **dict(constants)), dynamic=False, options=options, **_OWN_LIMIT)
+    bound = partial(function, **dict(constants))
+    return torch.compile(bound, fullgraph=True, dynamic=False, options=options, **_OWN_LIMIT)

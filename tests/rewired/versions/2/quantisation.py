@@ -114,17 +114,24 @@ def unpack(rows: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     fields = map(_apart, numbers.split([channels * width // 8 for width in widths], dim=-1), widths)
     codes = reduce(torch.bitwise_or, (field << sum(widths[:k]) if k else field for k, field in enumerate(fields)))
     whole = codes.view(torch.int8).to(dtype).sub_(FORMATS[bits].offset)
-    return whole.mul_(scales.contiguous().view(torch.bfloat16).to(dtype))
+    return whole.mul_(_scale_of(scales).to(dtype))
 
 
 def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     """Whole numbers, [..., n], and their scales, [..., 1], as bytes."""
-    codes, rows = numbers.to(torch.int8).add_(FORMATS[bits].offset).view(torch.uint8), list[torch.Tensor]()
+    codes = numbers.to(torch.int8).add_(FORMATS[bits].offset).view(torch.uint8)
+    rows: list[torch.Tensor] = []  # `list[torch.Tensor]()` would break a compiler's graph
     *lower, highest = FORMATS[bits].widths
     for width in lower:
         rows.append(_side_by_side(codes & (1 << width) - 1, width))
         codes = codes >> width
     return torch.cat([*rows, _side_by_side(codes, highest), scales.view(torch.uint8)], dim=-1)
+
+
+def _scale_of(row: torch.Tensor) -> torch.Tensor:
+    """The bfloat16 of two bytes, in float32: [..., 2] -> [..., 1]. By arithmetic, which a compiler fuses."""
+    low, high = row.to(torch.int32).chunk(SCALE_BYTES, dim=-1)
+    return (high << 24 | low << 16).view(torch.float32)
 
 
 def _side_by_side(field: torch.Tensor, width: int) -> torch.Tensor:
