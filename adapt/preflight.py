@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations import get_reporting_integration_callbacks
 
+from rewired import extras
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.text.tokenizer import load_tokenizer
 
@@ -41,8 +43,10 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = _missing_for_attention(student, config) or (
-        liger.missing(config.device) if config.use_liger_kernel else None
+    missing = (
+        _missing_for_attention(student, config)
+        or (liger.missing(config.device) if config.use_liger_kernel else None)
+        or (_missing_for_4bit() if recipe.load_in_4bit else None)
     )
     if missing and not elsewhere:
         raise ValueError(missing)
@@ -63,6 +67,11 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
         steps = TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
         corpus.notes.extend(filter(None, [warmup_warning(config, steps.count)]))
     return CheckedStage(student, tokenizer, corpus, held_out)
+
+
+def _missing_for_4bit() -> str | None:
+    is_there = find_spec("bitsandbytes") is not None
+    return None if is_there else extras.missing("qlora", "load_in_4bit", "bitsandbytes")
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:

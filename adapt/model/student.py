@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.extras import needs
 
 from ..recipe.keys import LORA, Recipe
 from . import lora
@@ -29,11 +28,8 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
         options["distributed_config"] = distributed_config(recipe)
-    if recipe.load_in_4bit:
-        with needs("qlora", "load_in_4bit"):
-            import bitsandbytes  # noqa: F401 - transformers would say it in other words
-        if not recipe.is_sharded:
-            options["quantization_config"] = in_4bit(options["dtype"])
+    if recipe.load_in_4bit and not recipe.is_sharded:
+        options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
     try:
         model: Any = (

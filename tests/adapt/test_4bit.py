@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,15 @@ def own_projections(folder: Path, out: Path) -> list[int]:
 def test_a_sharded_teacher_is_the_same_base(tmp_path: Path) -> None:
     folder = make_rewired(make_chat_of_4_bits(tmp_path / "dense"), tmp_path / "m", LADDER)
     assert run_on_ranks(own_projections, 2, folder, tmp_path) == [[0, 7 * 2]] * 2
+
+
+def test_without_bitsandbytes_nothing_is_begun(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match="load_in_4bit needs the package 'bitsandbytes', which is not installed"):
+        train(tmp_path / "r.yaml", **keys)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
