@@ -96,6 +96,7 @@ def on_link(link: str, group: Any, run: Run) -> Run:
 
 def _go_through_host_memory(rank: int) -> None:
     os.environ["NCCL_P2P_DISABLE"] = "1"
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # or NVLink's switches would still reduce, from four GPUs on
 
 
 def let_gloo_preempt() -> None:

@@ -172,4 +172,4 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     on_gpu = {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))} if is_gpu else {}
-    return common | on_gpu
+    return common | on_gpu | {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
