@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from trl import SFTConfig
@@ -50,6 +49,8 @@ def make_rewired(dense: Path, folder: Path, wiring: list[dict[str, Any]], **opti
 
 def make_chat_of_4_bits(folder: Path, **changes: Any) -> Path:
     """One whose projections hold numbers that NF4 has, so that quantising changes none, not even a part at a time."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit  # which a GPU's machine may lack
+
     make_chat(folder, **{"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.13} | changes)
     tensors = weights(folder)
     for name, weight in tensors.items():

@@ -125,7 +125,9 @@ def _packed(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Ten
     for width in lower:
         rows.append(_side_by_side(codes & (1 << width) - 1, width))
         codes = codes >> width
-    return torch.cat([*rows, _side_by_side(codes, highest), scales.view(torch.uint8)], dim=-1)
+    # torch 2.11's compiler lays out a last dimension of one so that no bytes can be seen in it
+    scale_bytes = scales.squeeze(-1).view(torch.uint8).unflatten(-1, (-1, SCALE_BYTES))
+    return torch.cat([*rows, _side_by_side(codes, highest), scale_bytes], dim=-1)
 
 
 def _scale_of(row: torch.Tensor) -> torch.Tensor:
