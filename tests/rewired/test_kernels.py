@@ -116,7 +116,7 @@ def test_compiled_they_give_the_bits_of_eager_mode(
 def test_each_is_one_graph(run: Callable[..., QuantisedSum]) -> None:
     """Where Dynamo breaks one, all that follows goes through memory more often, and nothing says so."""
     with compiling(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
         patch.setattr(kernels, "_compiled", kernels._compiled.__wrapped__)
         run(awkward_parts(torch.bfloat16, SEVERAL), SEVERAL)
 

@@ -79,10 +79,12 @@ def training_step(
     summed_bytes: int = _SUMMED,
 ) -> TrainingStep:
     """On one data-parallel rank; weights are not exchanged."""
-    works = [rank.attention(step), rank.mlp(step)] * wiring.num_layers
+    kinds = [kind for _ in wiring.layers for kind in rank.shape.family.modules]
+    of_kind = {True: rank.attention(step), False: rank.mlp(step)}
+    works = [of_kind[kind.is_attention] for kind in kinds]
     positions = replace(rank, engine=replace(rank.engine, logits_of_prompt=True))
     waited = 0.0
-    for index, module in enumerate(wiring.modules):
+    for index, (kind, module) in enumerate(zip(kinds, wiring.modules, strict=True)):
         if not (communicates and module.launches):
             continue
         size = step.rows * module.payload_bytes(_ITEM) * summed_bytes / _ITEM
@@ -91,7 +93,7 @@ def training_step(
         forward = max(seconds - behind, least) if module.overlapped else seconds
         backward = max(seconds - behind * (2 if module.overlapped else 1), least)
         # a layer that is computed again reduces again what its MLP reads
-        waited += forward * (2 if recomputes and index % 2 == 0 else 1) + backward
+        waited += forward * (2 if recomputes and kind.is_attention else 1) + backward
     return TrainingStep((3 + recomputes) * sum(works) + 3 * positions.head(step), waited, 0.0)
 
 

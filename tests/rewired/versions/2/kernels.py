@@ -49,5 +49,5 @@ def kernel(any_number: int | None = None) -> Callable[[_F], _F]:
 @cache
 def _compiled(function: Callable[..., Any], constants: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     options: dict[str, Any] = {name: True for name in _ROUNDING if name in torch._inductor.list_options()}
-    bound = partial(function, **dict(constants))
-    return torch.compile(bound, fullgraph=True, dynamic=False, options=options, **_OWN_LIMIT)
+    # with `fullgraph`, what exceeds the limit of recompiles would be an error, and not run in eager mode
+    return torch.compile(partial(function, **dict(constants)), dynamic=False, options=options, **_OWN_LIMIT)
