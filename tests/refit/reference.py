@@ -72,7 +72,9 @@ def reference_refit(
                 fit_what_it_reads(fitted, prefix, config, kind, answers, gain, ours, theirs, input_ridges)
                 fit_what_it_writes(fitted, prefix, config, layer, kind, answers, gain, ours, theirs, output_ridges)
             for stream in chain(*ours):
-                run(stream, layer_weights(fitted, layer), config, kind, answers, gain)
+                following = (layer, "mlp") if kind == "attn" else (layer + 1, "attn")
+                delay = wired.get(following, STANDARD).delay
+                run(stream, layer_weights(fitted, layer), config, kind, answers, gain, delay)
             if layer >= first:
                 for stream, other in zip(ours[0], theirs[0], strict=True):
                     missing = everything(other) - everything(stream)
@@ -239,8 +241,9 @@ def run(
     kind: str,
     answers: Answers,
     gain: Tensor | None = None,
+    next_delay: int = 0,
 ) -> None:
-    stream.write(module_outputs(stream, weights, config, kind, answers, gain), answers)
+    stream.write(module_outputs(stream, weights, config, kind, answers, gain), answers, next_delay)
 
 
 def module_outputs(

@@ -42,20 +42,21 @@ def reference_logits(
     stream = Stream(F.embedding(input_ids, embedding), r)
     for layer in range(config.num_hidden_layers):
         weights = layer_weights(state_dict, layer)
+        afterwards = wired.get((layer, "mlp"), STANDARD), wired.get((layer + 1, "attn"), STANDARD)
 
         answers, gain = wired.get((layer, "attn"), STANDARD), gains.get((layer, "attn"))
         z = []
         for k in range(r):
             x = rms_norm(stream.read(k, answers, gain), weights["input_layernorm.weight"], config)
             z.append(attention(x, weights, config, rotary, k, r, window_of(config, layer)))
-        stream.write(z, answers)
+        stream.write(z, answers, afterwards[0].delay)
 
         answers, gain = wired.get((layer, "mlp"), STANDARD), gains.get((layer, "mlp"))
         z = []
         for k in range(r):
             x = rms_norm(stream.read(k, answers, gain), weights["post_attention_layernorm.weight"], config)
             z.append(mlp(x, weights, k, r))
-        stream.write(z, answers)
+        stream.write(z, answers, afterwards[1].delay)
 
     x = rms_norm(stream.read(0, STANDARD, None), state_dict["model.norm.weight"], config)
     return F.linear(x, embedding if config.tie_word_embeddings else state_dict["lm_head.weight"])
@@ -119,9 +120,10 @@ class Stream:
                 own = own + flight.q[k]
         return settled, own
 
-    def write(self, z: list[Tensor], answers: Answers) -> None:
-        """First land what is too old; then reduce `all`, `none` or the `shared` channels of the partials z."""
-        staying = [] if answers.payload and answers.is_last else [f for f in self.flights if f.age < answers.delay]
+    def write(self, z: list[Tensor], answers: Answers, next_delay: int) -> None:
+        """First land what was read or will be; then reduce `all`, `none` or the `shared` channels of the partials z."""
+        staying = [f for f in self.flights if f.age <= answers.delay and f.age < next_delay]
+        staying = [] if answers.payload and answers.is_last else staying
         for flight in self.flights:
             if not any(flight is other for other in staying):
                 for k in range(self.r):

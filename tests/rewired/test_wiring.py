@@ -108,8 +108,17 @@ def test_the_dense_module_below_a_peeking_ladder_gives_partials_and_overlaps() -
 def test_two_updates_late_reductions_hide_behind_two_modules() -> None:
     late = modules({"layers": "1-3", "preset": "ladder", "delay": 2})
     assert [m.late for m in late] == [0, 0, 1, 2, 2, 2, 0, 0]
-    assert [m.keeps for m in late] == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert [m.keeps for m in late] == [0, 0, 1, 1, 1, 0, 0, 0]
     assert [m.hides_behind for m in late] == [0, 2, 2, 2, 1, 0, 0, 0]
+
+
+def test_one_module_of_each_layer_may_be_waited_for_longer() -> None:
+    attention, mlp = (
+        {"layers": f"0-4:{each}", "preset": "ladder", "delay": n} for each, n in (("attn", 1), ("mlp", 2))
+    )
+    late = modules(attention, mlp)
+    assert [m.late for m in late] == [0, 1, 1, 2, 1, 2, 1, 2]
+    assert [m.hides_behind for m in late] == [1, 2, 1, 2, 1, 2, 1, 0]
 
 
 def test_a_wiring_tells_its_rewired_layers_and_what_a_token_waits_for() -> None:

@@ -49,8 +49,8 @@ WIRINGS: dict[str, list[dict[str, Any]]] = {
     "delay-2-peek": [{"layers": "0-5", "preset": "standard", "delay": 2, "peek": True}],
     "late-mixed": [
         {"layers": "0-2", "preset": "partial", "shared_fraction": 0.5, "delay": 2},
-        {"layers": "2-3:mlp", "preset": "ladder", "delay": 2, "peek": True},
-        {"layers": "2-3:attn,3-4", "preset": "ladder"},
+        {"layers": "2-4:mlp", "preset": "ladder", "delay": 2, "peek": True},
+        {"layers": "2-4:attn", "preset": "ladder"},
         {"layers": "4-6", "preset": "desync", "every": 2, "delay": 2},
     ],
     "mixed": [

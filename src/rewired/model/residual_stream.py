@@ -9,9 +9,9 @@ A tensor-parallel Llama with r shards keeps, between two modules:
     local      d^k  what shard k contributed and has not been reduced yet, and what rounding left it
 
 A module that reads n updates late lets all reductions land but those of the last n modules, and sees
-`S + [peek] g * (d^k + sum of q^k)`. When it writes, all land but those of the last n - 1 modules, and the next one is
-launched. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor parallelism the
-shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
+`S + [peek] g * (d^k + sum of q^k)`. When it writes, all land that the next module does not leave in flight, and its own
+is launched. A tensor that differs per shard has a leading shard axis; all others have none. Under tensor parallelism
+the shard axis holds this rank's shards, and the reductions run over the ranks: `collectives.py`.
 """
 
 from __future__ import annotations

@@ -239,7 +239,8 @@ def _follow_updates(modules: Sequence[ModuleWiring]) -> tuple[list[int], list[in
             readers[launcher].append(index)
         # what rounding has left must have come back before a region's last reduction
         ends = index == len(modules) - 1 or (bool(module.sections) and not module.keeps_rest)
-        in_flight = [] if ends else [launcher for launcher in in_flight if launcher > index - max(module.delay, 1)]
+        leaves = 0 if ends else modules[index + 1].delay
+        in_flight = [launcher for launcher in in_flight if launcher > index - leaves]
         kept.append(len(in_flight))
         in_flight += [index] if module.launches else []
     return late, kept, readers
