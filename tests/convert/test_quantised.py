@@ -73,6 +73,24 @@ def test_each_shard_rounds_what_its_rank_would(
     assert (found - expected).abs().amax(-1).median() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["standard", "ladder-peek", "desync"])
+def test_nvfp4_is_the_model_of_the_numbers_that_it_stands_for(name: str, dense: Path, tmp_path: Path) -> None:
+    """In bfloat16, in which alone compressed-tensors multiplies it."""
+    wiring = WIRINGS.get(name, [{"layers": "0-6", "preset": "standard"}])
+    quantised = quantise(dense, tmp_path / "quantised", "NVFP4A16")
+    folders = [
+        convert(each, tmp_path / f"{at}", Request(wiring, tp_shards=SHARDS)).out
+        for at, each in enumerate((quantised, dense))
+    ]
+    found, expected = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.bfloat16).eval() for each in folders)
+    weights = dequantised(quantised, torch.bfloat16)
+    assert not torch.equal(weights["model.layers.0.mlp.up_proj.weight"], expected.model.layers[0].mlp.up_proj.weight)
+    expected.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        logits = [model(TOKENS).logits.double() for model in (found, expected)]
+    assert (logits[0] - logits[1]).abs().amax(-1).median() < 0.05 * logits[1].abs().max()
+
+
 def rounded(x: Tensor) -> Tensor:
     """The numbers of each token to FP8's, whose largest is 448."""
     scale = x.abs().amax(-1, keepdim=True) / 448

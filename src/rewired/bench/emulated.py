@@ -3,7 +3,7 @@
 So one GPU shows what tensor parallelism costs and what a wiring hides of it: launches, streams and graphs, and what a
 collective's blocks take from the compute beside them are real. Only the wire is not, nor ranks that come late.
 
-Never run on a GPU: on a CPU waits sleep, and the kernel was compiled for one that is not there.
+On a GPU it has only warmed up, until its time was over. On a CPU waits sleep.
 """
 
 from __future__ import annotations
