@@ -127,13 +127,14 @@ class ResidualStream(NamedTuple):
 
     def _land(self, count: int, shards: Shards, after: torch.Tensor | None = None) -> ResidualStream:
         """The stream after its `count` oldest reductions in flight have landed."""
+        assert count >= 0, "what a module leaves in flight is there"
         settled, in_flight, local = self
-        for total, _, rest in in_flight[: max(count, 0)]:
+        for total, _, rest in in_flight[:count]:
             settled = land(settled, total, shards.group, after)
             if rest is not None:
                 assert local is not None, "where the sum was rounded, so were the parts"
                 local = add(local, came_with(settled, rest, shards.group))
-        return ResidualStream(settled, in_flight[max(count, 0) :], local)
+        return ResidualStream(settled, in_flight[count:], local)
 
     def own_parts(self) -> torch.Tensor:  # [r, B, T, H]
         # a payload of some channels only has left the others in `local`, and rounding has left something, too
