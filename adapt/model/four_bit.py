@@ -110,3 +110,11 @@ class _Quantise(ConversionOps):
         packed, state = quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
         path, rows = kwargs["full_layer_name"].removesuffix(".scales"), len(weight)
         return {f"{path}.scales": state.absmax.view(rows, -1), f"{path}.packed": packed.view(rows, -1)}
+
+
+def keep_packing(model: nn.Module) -> None:
+    """Leave weights in 4 bits as they are packed. For inference on CPUs with AVX-512, bitsandbytes packs them anew, in
+    place, and rounds activations to bfloat16; no gradient passes such weights later."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

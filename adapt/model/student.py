@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
@@ -16,6 +15,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 
 from ..recipe.keys import LORA, Recipe
 from . import lora
+from .four_bit import keep_packing
 from .tied_head import tie
 from .trainable import choose_or_adapt
 
@@ -63,14 +63,6 @@ def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computed_in,
     )
-
-
-def keep_packing(model: nn.Module) -> None:
-    """Leave weights in 4 bits as they are packed. For inference on CPUs with AVX-512, bitsandbytes packs them anew, in
-    place, and rounds activations to bfloat16; no gradient passes such weights later."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def distributed_config(recipe: Recipe) -> DistributedConfig:

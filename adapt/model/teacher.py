@@ -24,8 +24,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.families import classes, stock
 from rewired.model.rewired_model import RewiredForCausalLM
 
-from .four_bit import In4Bit
-from .student import keep_packing
+from .four_bit import In4Bit, keep_packing
 from .trainable import first_changed, is_trained
 
 

@@ -126,7 +126,7 @@ MODIFIERS = (
         is_valid=lambda value: type(value) is int and value in (1, 2),
         wanted="1 or 2",
         metavar="1|2",
-        help="How many updates late modules read that do not wait; 2 is a layer late, and lets none of them wait.",
+        help="How many updates late modules read that do not wait: 1, or 2, which is a layer.",
         text="+delay-{}",
     ),
     Option(
