@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import yaml
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Trainer
 
 from rewired import quantities
-from rewired.model.configuration import RewiredConfig
+from rewired.checkpoint import provenance
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.sources import find_source
 
@@ -23,7 +23,6 @@ from .model.shared_teacher import runs_within
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.keys import LORA, Recipe, Stage
-from .start import changed_before
 from .trainer import run_manifest
 
 _SAMPLE = 4096  # parameters that an optimizer is tried on
@@ -111,7 +110,7 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     """Bytes on one device of the original's weights that are not the student's own."""
     if not (recipe.distills or config.eval_steps):
         return 0
-    changed, ends_changed = changed_before(cast(RewiredConfig, model.config))
+    changed, ends_changed = provenance.changed(model.config.to_dict())
     first = -1 if ends_changed or recipe.align else first_changed(model, changed)
     is_apart = recipe.is_sharded and not runs_within(recipe, changed, ends_changed)
     embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or is_apart else []

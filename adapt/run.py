@@ -71,13 +71,14 @@ class _Run(NamedTuple):
 
 
 def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
-    """All stages; each trains the model of the one before it, whose trained weights are not refitted."""
+    """All stages; each trains the model of the one before it, in whatever wiring, without another refit."""
     if len(stages) == 1:
         return [_Run(stages[0], out, out / "final")]
     runs = list[_Run]()
     for number, stage in enumerate(stages, start=1):
         if runs:
-            stage = replace(stage, recipe=replace(stage.recipe, model=str(runs[-1].final), refit=NO_REFIT[0]))
+            trained = {"model": str(runs[-1].final), "refit": NO_REFIT[0], "retrain": True}
+            stage = replace(stage, recipe=replace(stage.recipe, **trained))
         folder = out / f"stage-{number}"
         runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))
     return runs

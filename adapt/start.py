@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from rewired.checkpoint import provenance
-from rewired.checkpoint.checkpoint import Checkpoint, gain_names
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import with_copies
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.changed_weights import check_gains
 from rewired.convert.plan import Plan, make_plan
 from rewired.families import classes
 from rewired.model.configuration import RewiredConfig
@@ -31,7 +30,7 @@ from .model.four_bit import check_blocks
 from .model.trainable import changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
 
-RECORD = "adapted"  # the config's key for the record of a training
+RECORD = provenance.TRAINED
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
-    changed, ends_changed = changed_before(model_config(checkpoint.config))
+    changed, ends_changed = provenance.changed(checkpoint.config)
     base = provenance.base_of(checkpoint.config)
     if base is None:  # the weights are still the original's
         base = provenance.record(find_source(recipe.model), checkpoint_folder(recipe.model))
@@ -130,14 +129,12 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
             checkpoint = _rewired(checkpoint, plan)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
         config = model_config(checkpoint.config)
-        layers, ends = changed_after(_without_weights(config, before), *changed_before(config))
-        trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends}}
+        layers, ends = changed_after(_without_weights(config, before), *provenance.changed(checkpoint.config))
+        trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends, "tokens": 0}}
         folder = Path(f"What stage {number} makes")  # for error messages
         checkpoint = replace(checkpoint, folder=folder, config=checkpoint.config | trained)
         if recipe.wiring is not None:
-            plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None))
-            gains = gain_names(checkpoint.shape.family, checkpoint.wiring)
-            check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
+            plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None, retrain=True))
             checkpoint = _rewired(checkpoint, plan)
     return model_config(checkpoint.config)
 
@@ -147,7 +144,7 @@ def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     checkpoint = with_copies(checkpoint, plan.kv_copies)
     config = wired_config(checkpoint.config, plan.wiring.to_json(), plan.tp_shards)
     if plan.cost:
-        config["refit"] = {"base": {"name": str(checkpoint.folder)}}
+        config["refit"] = {"base": {"name": str(checkpoint.folder)}, "wiring": config["wiring"]}
     return replace(checkpoint, config=config, wiring=plan.wiring)
 
 
@@ -162,7 +159,7 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     if was_changed and (recipe.refit is None or _was_trained_so(checkpoint, recipe)):
         text = None
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
-    return Request(recipe.regions, recipe.tp_shards, refit=refit, command="adapt recipe.yaml")
+    return Request(recipe.regions, recipe.tp_shards, refit=refit, retrain=recipe.retrain, command="adapt recipe.yaml")
 
 
 def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:
@@ -176,14 +173,6 @@ def _preview(model: str) -> Iterator[Checkpoint]:
     """The checkpoint `model` without its weights."""
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         yield Checkpoint.open(find_source(model).preview(Path(scratch)))
-
-
-def changed_before(config: RewiredConfig) -> tuple[list[int], bool]:
-    """The layers whose weights differ from the original's according to a checkpoint's `config`, and whether other
-    weights do."""
-    if trained := getattr(config, RECORD, None):
-        return trained["layers"], trained["ends"]
-    return (rewired_layers(config) if getattr(config, "refit", None) else []), False
 
 
 def _check_rewired(checkpoint: Checkpoint) -> None:

@@ -6,22 +6,52 @@ from collections.abc import Collection, Mapping
 from itertools import compress
 from typing import Any
 
+from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
 from rewired.checkpoint.quantised import check_groups, schemes
 from rewired.model.family import Family
 from rewired.model.wiring import ModuleWiring, Wiring
+from rewired.model.wiring_text import wiring_text
 from rewired.refit.request import RefitRequest
 
 from .request import Request
 
+RETRAIN = "--retrain takes the weights as they are, for a result that is trained"
 
-def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
+
+def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, request: Request) -> bool:
     """Whether the weights were refitted to this `wiring`.
 
     Raises ValueError if they are no longer the original's, and what is asked needs those.
     """
-    _check_trained(checkpoint, wiring, refit)
-    return _check_refitted(checkpoint, wiring, tp_shards, refit)
+    if request.retrain and provenance.base_of(checkpoint.config):
+        if request.refit:
+            raise ValueError("--retrain takes changed weights, and a refit fits the original's: leave one out.")
+        return False
+    _check_trained(checkpoint, wiring, request.refit)
+    return _check_refitted(checkpoint, wiring, tp_shards, request.refit)
+
+
+def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, retrain: bool) -> dict[str, Any] | None:
+    """What a config records of weights that were trained, or with `retrain` fitted, to another wiring: the original,
+    the layers that are not its own any more, and each wiring before. None where they were not.
+    """
+    base = provenance.base_of(checkpoint.config)
+    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
+    is_same = tp_shards == checkpoint.tp_shards and all(_function(old) == _function(new) for old, new in pairs)
+    if base is None or is_same or not (retrain or provenance.TRAINED in checkpoint.config):
+        return None
+    layers, ends = provenance.changed(checkpoint.config)
+    earlier = checkpoint.config.get(provenance.AGAIN, {"before": []})["before"]
+    text = f"{wiring_text(checkpoint.wiring.regions)} on {checkpoint.tp_shards} shards, {_making(checkpoint.config)}"
+    return {"base": base, "layers": layers, "ends": ends, "before": [*earlier, text]}
+
+
+def _making(config: Mapping[str, Any]) -> str:
+    """How the weights of `config` came to their wiring."""
+    if record := config.get(provenance.TRAINED):
+        return f"trained on {record['tokens'] + record.get('tokens_before', 0):,} tokens by then"
+    return "refitted" if "refit" in config else "calibrated" if "calibrated" in config else "not trained"
 
 
 def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest | None) -> None:
@@ -36,7 +66,7 @@ def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest |
     if loses_a_wiring or refit:
         raise ValueError(
             f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}."
+            f"the base that they were made from instead, {_base(record)}; {RETRAIN}."
         )
 
 
@@ -56,7 +86,7 @@ def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refi
     if changes_fitted or (refit and before != after):
         raise ValueError(
             f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}."
+            f"the base that they were made from instead, {_base(record)}; {RETRAIN}."
         )
     if refit and refit.gains:
         raise ValueError(
@@ -89,7 +119,7 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
         base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
         raise ValueError(
             f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
-            f"name other layers, or convert {base}."
+            f"name other layers, or convert {base}; {RETRAIN}."
         )
 
 

@@ -16,6 +16,7 @@ import typer
 from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
+from rewired.checkpoint.provenance import AGAIN
 from rewired.checkpoint.quantised import schemes
 from rewired.cli import Command, new_app, report_errors
 from rewired.measured_kl import smollm2_kl
@@ -113,6 +114,14 @@ def _convert(
             "that are not sent.",
         ),
     ] = None,
+    retrain: Annotated[
+        bool,
+        typer.Option(
+            "--retrain",
+            rich_help_panel="Fit it to its wiring",
+            help="Rewire weights that were trained or fitted to another wiring; the result needs training.",
+        ),
+    ] = False,
     dtype: Annotated[
         str | None, typer.Option(rich_help_panel=_REST, help="Also cast the weights: float32, bfloat16 or float16.")
     ] = None,
@@ -168,6 +177,7 @@ def _convert(
             copy=copy,
             rotate=rotate,
             refit=refit_request(refit, calibrate, refit_tokens, spill),
+            retrain=retrain,
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
         with Bars() as bars:
@@ -204,7 +214,7 @@ def _info(
             tensors.check_weights(Checkpoint.open(checkpoint_folder(path, revision)))
         table = LayerTable.of(checkpoint.wiring, checkpoint.shards(), checkpoint.dtype)
         if as_json:
-            kinds = ("model_type", RECORD, "calibrated", "refit", "adapted")
+            kinds = ("model_type", RECORD, "calibrated", "refit", "adapted", AGAIN)
             print(json.dumps({kind: checkpoint.config.get(kind) for kind in kinds} | table.to_json(), indent=2))
         else:
             from .report import print_table

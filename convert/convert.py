@@ -17,6 +17,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
 from rewired.checkpoint.kv_heads import copies_in
+from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.quantities import count
@@ -122,17 +123,18 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
             if fit_request:
                 check_text(fit_request, preview if checks_weights else None)
         if checks_weights:
-            _checked_tensors(preview, plan)
+            _checked_tensors(preview, plan, request.retrain)
     return target, plan
 
 
 def _open(origin: Source, request: Request, plan: Plan, target: Path) -> Job:
     """The whole checkpoint, downloaded if it has to be, its tensors checked."""
     checkpoint = Checkpoint.open(origin.fetch(request.dtype))
-    return Job(origin, checkpoint, checkpoint, _checked_tensors(checkpoint, plan), plan, request, target)
+    tensors = _checked_tensors(checkpoint, plan, request.retrain)
+    return Job(origin, checkpoint, checkpoint, tensors, plan, request, target)
 
 
-def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo]:
+def _checked_tensors(checkpoint: Checkpoint, plan: Plan, retrain: bool) -> dict[str, TensorInfo]:
     """The checkpoint's tensors.
 
     Raises ValueError if they are not whole, or hold gains that the new wiring or a rotation changes, and for a
@@ -141,7 +143,8 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan) -> dict[str, TensorInfo
     check_needs_no_code(checkpoint.folder)
     tensors = checkpoint.tensors(may_be_quantised=True)
     gains = checkpoint.gains(tensors)
-    check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
+    if not retrain:
+        check_gains(checkpoint, gains, plan.wiring, plan.tp_shards)
     if plan.rotation:
         check_basis(checkpoint, gains)
     return tensors
@@ -152,6 +155,9 @@ def _config(job: Job) -> dict[str, Any]:
     config, dtype = without_foreign_code(json.dumps(job.weights.config))[0], job.request.dtype
     if dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
+    if job.plan.before:
+        made = {name: value for name, value in config.items() if not (job.request.retrain and name in FITS)}
+        config = made | {AGAIN: job.plan.before}
     if job.request.to_stock:
         return stock_config(config)
     return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.checkpoint import Checkpoint, gain_names
 from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.sources import Source
 
@@ -35,3 +35,9 @@ class Job:
     def files(self) -> dict[str, Path]:
         """The file of every tensor."""
         return {name: self.weights.folder / info.file for name, info in self.tensors.items()}
+
+    @property
+    def lost_gains(self) -> set[str]:
+        """The tensors that are gains of modules which peek no more, or on other shards."""
+        family, is_same = self.checkpoint.shape.family, self.plan.tp_shards == self.checkpoint.tp_shards
+        return {*self.checkpoint.gains(self.tensors)} - {*(gain_names(family, self.plan.wiring) if is_same else ())}

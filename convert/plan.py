@@ -14,7 +14,7 @@ from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .changed_weights import check_quantised, check_weights
+from .changed_weights import check_quantised, check_weights, record_of_wirings
 from .request import Request
 from .rotation import plan_rotation
 from .traffic import LayerTable, notes_on_ranks
@@ -34,6 +34,7 @@ class Plan:
     kv_copies: int = 1  # how often each KV head of the source is written
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
+    before: dict[str, Any] | None = None  # the record of the wirings that the weights were made for
 
 
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
@@ -54,7 +55,10 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         check_quantised(checkpoint, request, copies, tp_shards, wiring)
         notes.append(f"The weights stay as they are: {'; '.join(schemes(checkpoint.config))}.")
     rotation = plan_rotation(checkpoint, request, wiring)
-    is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
+    is_refitted = check_weights(checkpoint, wiring, tp_shards, request)
+    before = record_of_wirings(checkpoint, wiring, tp_shards, request.retrain)
+    if before:
+        notes.append(f"The weights were made for another wiring ({before['before'][-1]}): train them for this one.")
     if copies > 1:
         notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
@@ -66,9 +70,11 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
     dtype = request.dtype or checkpoint.dtype
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
-    is_new = not cost and wiring.modules != checkpoint.wiring.modules
+    is_new = not (cost or before) and wiring.modules != checkpoint.wiring.modules
     is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
-    return Plan(wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation)
+    return Plan(
+        wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation, before
+    )
 
 
 def _copies(checkpoint: Checkpoint, request: Request) -> int:

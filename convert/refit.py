@@ -82,6 +82,8 @@ def notes_on_making(config: Mapping[str, Any]) -> list[str]:
     base, training = provenance.base_of(config), config.get("adapted")
     notes = [f"Its weights were made from those of {base['name']}."] if base else []
     notes += notes_on_fits(config)
+    for wiring in config.get(provenance.AGAIN, {"before": []})["before"]:
+        notes.append(f"Before, it was {wiring}.")
     if training:
         notes.append(f"Trained on {training['tokens'] + training.get('tokens_before', 0):,} tokens.")
     return notes

@@ -27,6 +27,7 @@ class Request:
     copy: bool = False
     rotate: str | None = None
     refit: RefitRequest | None = None
+    retrain: bool = False  # whether weights of another wiring, trained or fitted, will do, since the result is trained
     command: str = "rewired.convert.convert(...)"  # what the model card names as the command that made it
 
     def __post_init__(self) -> None:

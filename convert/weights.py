@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ _CHUNK = 16 << 20  # bytes copied at a time
 def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes: OnBytes) -> None:
     """Fill `staging` with the weights of `job`; tensors that were `fitted` come from the files named there.
 
-    Files in which no tensor changes are linked, where that can be; the others are written anew.
+    Files in which no tensor changes are linked, where that can be; the others are written anew, without lost gains.
     """
-    files, tensors, dtype = job.weights.weight_files(), job.tensors, job.request.dtype
+    files, tensors, dtype, lost = job.weights.weight_files(), job.tensors, job.request.dtype, job.lost_gains
     if dtype is not None and not needs_cast(tensors.values(), dtype):
         dtype = None
-    holding_fitted = {tensors[name].file for name in fitted if name in tensors}
-    changed = [file for file in files if dtype or file.name in holding_fitted]
+    changing = {tensors[name].file for name in (*fitted, *lost) if name in tensors}
+    changed = [file for file in files if dtype or file.name in changing]
     unchanged = [file for file in files if file not in changed]
     copy = job.request.copy or not _can_link(files[0], staging)
     sizes = [file.stat().st_size for file in (files if copy else changed)]
@@ -39,7 +39,7 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
         on_bytes(count, sum(sizes))
 
     if changed:
-        _rewrite(changed, staging, dtype, fitted, on_part)
+        _rewrite(changed, staging, dtype, fitted, lost, on_part)
     _place(unchanged, staging, copy, on_part)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
@@ -47,7 +47,7 @@ def write_weights(job: Job, fitted: Mapping[str, Path], staging: Path, on_bytes:
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
     if new or (job.weights.folder / INDEX).is_file():
-        _write_index(job.weights, staging, is_same=not (new or dtype))
+        _write_index(job.weights, staging, is_same=not (new or dtype or lost))
 
 
 def _can_link(source: Path, folder: Path) -> bool:
@@ -84,9 +84,11 @@ def _rewrite(
     folder: Path,
     dtype: str | None,
     replaced: Mapping[str, Path],
+    lost: Collection[str],
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write each of `files` into `folder`, its floating-point tensors as `dtype`, if there is one.
+    """Write each of `files` into `folder` without what is `lost`, its floating-point tensors as `dtype`, if there is
+    one.
 
     Tensors that are `replaced` come from the files named there. One file is in memory at a time.
     """
@@ -98,13 +100,14 @@ def _rewrite(
         tensors: dict[str, Any] = {}
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
+            for name in set(file.keys()).difference(lost):
                 tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
                 is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
                 tensors[name] = tensor.to(target) if target and is_plain else tensor
                 check_finite(name, tensors[name])
-        save_tensors(tensors, folder / path.name, metadata)
-        (folder / path.name).chmod(path.stat().st_mode)
+        if tensors:
+            save_tensors(tensors, folder / path.name, metadata)
+            (folder / path.name).chmod(path.stat().st_mode)
         on_bytes(path.stat().st_size)
 
 

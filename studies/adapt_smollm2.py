@@ -30,7 +30,9 @@ from rewired.model.wiring_text import parse_wiring
 REPO = Path(__file__).resolve().parents[1]
 RESULT = REPO / "results" / "adapt-smollm2" / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
-RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
+RECIPES = REPO / "recipes"
+RECIPE = RECIPES / "smollm2-135m-ladder-distill.yaml"
+STAGED = ("smollm2-135m-ladder-progressive", "smollm2-135m-partial-raised")
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
 TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
@@ -61,10 +63,27 @@ def main() -> None:
             if name in known or not name.startswith(tuple(sys.argv[1:]) or ""):
                 continue
             model = _made(name, wiring, training, Path(scratch))
-            on = quality.compare(source, model, texts)
-            tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
-            quality.append(RESULT, {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on})
-            print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
+            _measure(name, wiring, training, model, source, texts)
+        for recipe in STAGED:
+            if recipe.startswith(tuple(sys.argv[1:]) or "") and f"{recipe}, final" not in known:
+                for model in _stages(recipe):
+                    name = f"{recipe}, {model.relative_to(MADE / recipe).parent}".replace(", .", ", final")
+                    _measure(name, recipe, {}, model, source, texts)
+
+
+def _measure(name: str, wiring: str, training: dict[str, Any] | None, model: Path, source: Path, texts: Any) -> None:
+    on = quality.compare(source, model, texts)
+    tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
+    quality.append(RESULT, {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on})
+    print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
+
+
+def _stages(recipe: str) -> list[Path]:
+    """The models that each stage of a packaged recipe makes."""
+    rows = [entry | {"path": str(REPO / entry["path"]), "weight": 1} for entry in ROWS]
+    flags = {"datasets": rows, "output_dir": str(MADE / recipe), "bf16": True}
+    final = adapt(read(RECIPES / f"{recipe}.yaml", _flags(flags)), resume=True)
+    return [*sorted((MADE / recipe).glob("stage-*/final")), final]
 
 
 def write_texts(out: Path) -> None:
@@ -102,8 +121,11 @@ def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path
         write_texts(REPO / TEXTS["path"])
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
-    flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
-    return adapt(read(RECIPE, flags), resume=True)
+    return adapt(read(RECIPE, _flags(keys)), resume=True)
+
+
+def _flags(keys: dict[str, Any]) -> list[str]:
+    return [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
 
 
 def _file_name(name: str) -> str:

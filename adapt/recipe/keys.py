@@ -46,6 +46,9 @@ class Recipe:
         },
     )
     refit_tokens: int = field(default=32_768, metadata={"help": "How many tokens to refit on."})
+    retrain: bool = field(
+        default=False, metadata={"help": "Rewire a model whose weights were trained or fitted to another wiring."}
+    )
     datasets: list[dict] | None = field(  # type: ignore[type-arg]
         default=None, metadata={"help": "What to train on: paths, or {path, name, split, weight, languages, sources}."}
     )

@@ -20,6 +20,7 @@ from rewired.adapt.model.teacher import beside
 from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import outline, prepare
+from rewired.convert.refit import notes_on_making
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 
 from .world import (
@@ -69,6 +70,24 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
     check_card(made, f"after {seen['tokens']:,} tokens of earlier training", "kd_weight: 1.0", "kd_weight: 2.0")
 
 
+def test_a_stage_may_go_back_towards_dense(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    """As CAAT-Net raises p to 1: weights and gains stay, the original stays the teacher, each wiring is recorded."""
+    stages = [
+        {"wiring": [{"layers": "1-4", "preset": "partial", "shared_fraction": p}], "kd_weight": 1.0}
+        for p in (0.5, 0.75)
+    ] + [{"wiring": [{"layers": "0-", "preset": "standard"}], "kd_weight": 1.0}]
+    made = train(tmp_path / "r.yaml", **keys | {"stages": stages, "train": "all", "max_steps": 2})
+    config = json.loads((made / "config.json").read_text())
+    assert original(made) == str(Path(keys["model"]).resolve())
+    before = config["rewired_again"]["before"]
+    assert [text.split(" ")[0] for text in before] == ["partial-0.5@1-4", "partial-0.75@1-4"]
+    halves = [weights(tmp_path / "out" / f"stage-{number}" / part) for number, part in ((1, "final"), (2, "start"))]
+    assert any(name.endswith("gain.weight") for name in halves[0])
+    assert all(torch.equal(halves[0][name], halves[1][name]) for name in halves[0])
+    assert not any(name.endswith("gain.weight") for name in weights(made))
+    assert "Before, it was partial-0.5@1-4" in "\n".join(notes_on_making(config))
+
+
 def test_a_stage_goes_on_with_what_an_earlier_one_rewired(keys: dict[str, Any], tmp_path: Path) -> None:
     """It needs no wiring of its own, and another stage's is refused before any is trained."""
     stages: list[dict[str, Any]] = [{"wiring": LADDER, "tp_shards": 4}, {"learning_rate": 1e-4}]
@@ -89,29 +108,33 @@ def check_card(made: Path, tokens: str, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "problem"),
+    ("first", "second", "found"),
     [
         ({}, [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}], "overlap"),
-        ({}, [{"layers": "2-4", "preset": "standard"}], "What stage 1 makes was trained as it is wired"),
-        ({"refit": "mix"}, [{"layers": "2-4", "preset": "desync"}], "What stage 1 makes was refitted to its wiring"),
-        ({}, [{"layers": "0-2", "preset": "ladder"}, {"layers": "2-4", "preset": "ladder", "peek": True}], None),
+        ({}, [{"layers": "2-4", "preset": "standard"}], []),
+        ({"refit": "mix"}, [{"layers": "2-4", "preset": "desync"}], [2, 3]),
+        (
+            {},
+            [{"layers": "0-2", "preset": "ladder"}, {"layers": "2-4", "preset": "ladder", "peek": True}],
+            [0, 1, 2, 3],
+        ),
         (
             {"wiring": [{"layers": "2-4", "preset": "ladder", "peek": True}]},
             [{"layers": "2-4", "preset": "desync"}],
-            "What stage 1 makes holds gains",
+            [2, 3],
         ),
     ],
 )
-def test_stages_that_do_not_follow_are_refused_before_any_is_trained(
-    first: dict[str, Any], second: list[dict[str, Any]], problem: str | None, keys: dict[str, Any]
+def test_a_stage_is_planned_on_what_the_one_before_it_makes(
+    first: dict[str, Any], second: list[dict[str, Any]], found: str | list[int], keys: dict[str, Any]
 ) -> None:
-    """By what `convert` would say of what the first will make."""
+    """It may change the wiring of what was trained; what makes no sense is refused before any is trained."""
     before = Recipe(**{"model": keys["model"], "datasets": keys["datasets"], "wiring": LADDER} | first)
     recipes = [before, replace(before, wiring=second, refit="none")]
-    if problem is None:
-        assert rewired_layers(outline(recipes).config) == [0, 1, 2, 3]
+    if isinstance(found, list):
+        assert rewired_layers(outline(recipes).config) == found
     else:
-        with pytest.raises(ValueError, match=problem):
+        with pytest.raises(ValueError, match=found):
             outline(recipes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,39 @@ def test_more_layers_may_peek_beside_those_whose_gains_were_trained(layers: str,
     )
     expected = fresh.model.layers[1].post_attention_gain.weight
     assert torch.equal(grown.model.layers[1].post_attention_gain.weight, expected)
+
+
+def trained(made: Path, folder: Path) -> Path:
+    """The checkpoint `made` as training leaves it: its record, stored gains, and weights that have moved."""
+    model: Any = AutoModelForCausalLM.from_pretrained(made)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gain.weight", "layers.3.mlp.down_proj.weight")):
+                parameter.mul_(0.5)
+    model.save_pretrained(folder)
+    record = {"base": {"name": "the-original"}, "layers": [2, 3], "ends": False, "tokens": 300}
+    (folder / "config.json").write_text(json.dumps(config_of(folder) | {"adapted": record}))
+    return folder
+
+
+def test_retrain_takes_trained_weights_into_another_wiring(source: Path, tmp_path: Path) -> None:
+    """Another share, other layers, back towards dense: the weights stay, gains where their modules still peek, and the
+    config records the original and every wiring."""
+    first = again(source, {"layers": "2-4", "preset": "partial", "shared_fraction": 0.5}, out="first")
+    half = trained(first, tmp_path / "half")
+    entry = {"layers": "2-3", "preset": "partial", "shared_fraction": 0.75}
+    rest = {"layers": "3-4", "preset": "standard"}
+    with pytest.raises(ValueError, match=r"was trained as it is wired.*--retrain takes the weights"):
+        again(half, entry, rest, out="refused")
+    raised = again(half, entry, rest, out="raised", retrain=True)
+    before, after = (load_file(folder / "model.safetensors") for folder in (half, raised))
+    lost = {f"model.layers.3.{name}_gain.weight" for name in ("input", "post_attention")}
+    assert before.keys() - after.keys() == lost
+    assert all(torch.equal(after[name], before[name]) for name in after)
+    record = config_of(raised)["rewired_again"]
+    assert record["layers"] == [2, 3] and record["base"]["name"] == "the-original"
+    assert record["before"] == ["partial-0.5@2-4 on 4 shards, trained on 300 tokens by then"]
+    dense = again(raised, {"layers": "0-", "preset": "standard"}, out="dense", retrain=True, to_stock=True)
+    assert not [name for name in load_file(dense / "model.safetensors") if "gain" in name]
+    assert len(config_of(dense)["rewired_again"]["before"]) == 2
+    LlamaForCausalLM.from_pretrained(dense)

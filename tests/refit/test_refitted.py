@@ -84,3 +84,19 @@ def test_other_layers_may_still_be_rewired(refitted: Conversion, tmp_path: Path)
     back = convert(more, tmp_path / "back", Request([{"layers": "0-1", "preset": "standard"}])).out
     config = (json.loads((folder / "config.json").read_text()) for folder in (back, refitted.out))
     assert next(config) == next(config)
+
+
+def test_retrain_takes_the_weights_along_and_leaves_their_fit_behind(
+    refitted: Conversion, request_of: Request, dense: Path, tmp_path: Path
+) -> None:
+    desync = Request([{"layers": "1-4", "preset": "desync"}], retrain=True)
+    made = convert(refitted.out, tmp_path / "made", desync).out
+    config = json.loads((made / "config.json").read_text())
+    assert "refit" not in config
+    record = config["rewired_again"]
+    assert record["base"]["name"] == str(dense) and record["layers"] == [1, 2, 3] and not record["ends"]
+    assert record["before"] == ["ladder@1-4 on 4 shards, refitted"]
+    card = (made / "README.md").read_text()
+    assert "made for another wiring (ladder@1-4 on 4 shards, refitted): train them for this one" in card
+    with pytest.raises(ValueError, match="leave one out"):
+        convert(refitted.out, tmp_path / "no", replace(desync, refit=request_of.refit))

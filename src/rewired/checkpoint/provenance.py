@@ -10,23 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from rewired.cache import digest
+from rewired.model.wiring import Wiring
 from rewired.sources import Source, checkpoint_folder, find_source
 from rewired.sources.hub import SHORT_NAMES
 
 from .checkpoint import Checkpoint
 
-_FITTED_OR_TRAINED = ("adapted", "refit", "calibrated")  # the config's keys for records that have a base
+TRAINED, FITS = "adapted", ("refit", "calibrated")  # the config's keys for records of trainings and fits,
+AGAIN = "rewired_again"  # and of wirings that the weights had before; all have a base
 _IS_REWIRED = "is_rewired"  # marks a base that is not the original itself: one with its weights and another wiring
 
 
 def base_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The base whose weights were trained or fitted, if a checkpoint's `config` records that."""
-    return next((config[name]["base"] for name in _FITTED_OR_TRAINED if name in config), None)
+    return next((config[name]["base"] for name in (TRAINED, *FITS, AGAIN) if name in config), None)
 
 
 def original(base: Mapping[str, Any] | None) -> str | None:
     """The path or the id of the original that a base is, None where there is none or it is a rewired model."""
     return None if base is None or _IS_REWIRED in base else str(base["name"])
+
+
+def changed(config: Mapping[str, Any]) -> tuple[list[int], bool]:
+    """The layers whose weights differ from the original's, as a checkpoint's `config` records it, and whether the
+    embedding, the last norm and the head may."""
+    records = [config[name] for name in (TRAINED, AGAIN) if name in config]
+    layers = {layer for record in records for layer in record["layers"]}
+    if "refit" in config:
+        fitted = Wiring.from_json(config["refit"]["wiring"], config["num_hidden_layers"], config["hidden_size"])
+        layers |= {*fitted.rewired_layers}
+    return sorted(layers), any(record["ends"] for record in records)
 
 
 def record(source: Source, folder: Path, revision: str | None = None) -> dict[str, Any]:

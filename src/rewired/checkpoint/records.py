@@ -103,6 +103,12 @@ def _is_training(record: Mapping[str, Any]) -> bool:
     return _has_base(record) and has_layers and _are(bool, [record.get("ends")]) and _are(int, [record.get("tokens")])
 
 
+def _is_rewiring(record: Mapping[str, Any]) -> bool:
+    layers, before = record.get("layers"), record.get("before")
+    are_lists = isinstance(layers, list) and _are(int, layers) and isinstance(before, list)
+    return _has_base(record) and are_lists and _are(str, before or []) and _are(bool, [record.get("ends")])
+
+
 def _has_base(record: Mapping[str, Any]) -> bool:
     base = record.get("base")
     return isinstance(base, Mapping) and isinstance(base.get("name"), str)
@@ -117,4 +123,5 @@ _RECORDS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "calibrated": _is_fit,
     "refit": _is_fit,
     "adapted": _is_training,
+    "rewired_again": _is_rewiring,
 }

@@ -11,6 +11,7 @@ from typing import Any
 from rewired.model.family import NOT_STOCK, Family
 from rewired.model.version import VERSION
 
+from .provenance import FITS
 from .shape import family_in
 
 # entries that a stock model's config does not have
@@ -33,7 +34,7 @@ def wired_config(config: Mapping[str, Any], wiring: Sequence[Mapping[str, Any]],
 def stock_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a stock model of `config`; what fits to a wiring recorded there is dropped."""
     family = family_in(config)
-    unfitted = {name: value for name, value in _without_wiring(config).items() if name not in ("refit", "calibrated")}
+    unfitted = {name: value for name, value in _without_wiring(config).items() if name not in FITS}
     return unfitted | {"model_type": family.model_type, "architectures": [family.architecture]}
 
 
