@@ -72,11 +72,8 @@ def test_stages_follow_one_another(keys: dict[str, Any], tmp_path: Path) -> None
 
 def test_a_stage_may_go_back_towards_dense(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     """As CAAT-Net raises p to 1: weights and gains stay, the original stays the teacher, each wiring is recorded."""
-    stages = [
-        {"wiring": [{"layers": "1-4", "preset": "partial", "shared_fraction": p}], "kd_weight": 1.0}
-        for p in (0.5, 0.75)
-    ] + [{"wiring": [{"layers": "0-", "preset": "standard"}], "kd_weight": 1.0}]
-    made = train(tmp_path / "r.yaml", **keys | {"stages": stages, "train": "all", "max_steps": 2})
+    stages = [{"wiring": wiring} for wiring in ("partial-0.5@1-4", "partial-0.75@1-4", "standard")]
+    made = train(tmp_path / "r.yaml", **keys | {"stages": stages, "train": "all", "kd_weight": 1.0, "max_steps": 2})
     config = json.loads((made / "config.json").read_text())
     assert original(made) == str(Path(keys["model"]).resolve())
     before = config["rewired_again"]["before"]
@@ -113,20 +110,12 @@ def check_card(made: Path, tokens: str, first: str, second: str) -> None:
         ({}, [{"layers": "1-2", "preset": "desync", "every": 2, "overlap": 3}], "overlap"),
         ({}, [{"layers": "2-4", "preset": "standard"}], []),
         ({"refit": "mix"}, [{"layers": "2-4", "preset": "desync"}], [2, 3]),
-        (
-            {},
-            [{"layers": "0-2", "preset": "ladder"}, {"layers": "2-4", "preset": "ladder", "peek": True}],
-            [0, 1, 2, 3],
-        ),
-        (
-            {"wiring": [{"layers": "2-4", "preset": "ladder", "peek": True}]},
-            [{"layers": "2-4", "preset": "desync"}],
-            [2, 3],
-        ),
+        ({}, "ladder@0-2, ladder+peek@2-4", [0, 1, 2, 3]),
+        ({"wiring": "ladder+peek@2-4"}, "desync@2-4", [2, 3]),
     ],
 )
 def test_a_stage_is_planned_on_what_the_one_before_it_makes(
-    first: dict[str, Any], second: list[dict[str, Any]], found: str | list[int], keys: dict[str, Any]
+    first: dict[str, Any], second: str | list[dict[str, Any]], found: str | list[int], keys: dict[str, Any]
 ) -> None:
     """It may change the wiring of what was trained; what makes no sense is refused before any is trained."""
     before = Recipe(**{"model": keys["model"], "datasets": keys["datasets"], "wiring": LADDER} | first)
