@@ -31,7 +31,6 @@ from bench_comm import (
     trained,
 )
 from page import parser, publish
-from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from turns import Seconds, faster, in_turns
@@ -53,8 +52,8 @@ ROWS_OF_TABLE: dict[tuple[str, str], Pair] = {
     ("OAG", "slow-link"): ("slow-link, no gathers ahead", "slow-link"),
     ("ORS", "slow-link"): ("slow-link, reduced at once", "slow-link"),
     ("OAG and ORS", "slow-link"): ("slow-link, neither", "slow-link"),
-    ("cached gathers", f"FSDP2 {CHECKPOINTED}"): ("FSDP2, gathered again", "FSDP2, cached"),
-    ("cached gathers", f"slow-link {CHECKPOINTED}"): ("slow-link, gathered again", "slow-link, cached"),
+    ("cached gathers", f"FSDP2 {CHECKPOINTED}"): ("FSDP2, checkpointed", "FSDP2, cached"),
+    ("cached gathers", f"slow-link {CHECKPOINTED}"): ("slow-link, checkpointed", "slow-link, cached"),
     ("OAR", "tensor parallelism of 2"): ("gradients at once", "late gradients"),
 }
 
@@ -87,14 +86,14 @@ def measure_sharded(names: set[str], rounds: int) -> Seconds:
     steps: dict[str, Callable[[], partial[None]]] = {
         "FSDP2": plain,
         "FSDP2, gathers ahead": partial(plain, ahead=True),
-        "FSDP2, cached": lambda: checkpointed(plain()),
-        "FSDP2, gathered again": lambda: checkpointed(plain(), again=True),
+        "FSDP2, checkpointed": lambda: checkpointed(plain()),
+        "FSDP2, cached": lambda: checkpointed(plain(), cached=True),
         "slow-link": partial(with_comm, nodes),
         "slow-link, no gathers ahead": partial(with_comm, nodes, ahead=False),
         "slow-link, reduced at once": partial(with_comm, nodes, late=False),
         "slow-link, neither": partial(with_comm, nodes, ahead=False, late=False),
-        "slow-link, cached": lambda: checkpointed(with_comm(nodes)),
-        "slow-link, gathered again": lambda: checkpointed(with_comm(nodes), again=True),
+        "slow-link, checkpointed": lambda: checkpointed(with_comm(nodes)),
+        "slow-link, cached": lambda: checkpointed(with_comm(nodes), cached=True),
     }
     return in_turns({name: make() for name, make in steps.items() if name in names}, rounds)
 
@@ -120,20 +119,14 @@ def with_comm(nodes: Nodes, ahead: bool = True, late: bool = True) -> partial[No
     return partial(step, model, optimizer)
 
 
-def checkpointed(run: partial[None], again: bool = False) -> partial[None]:
-    """The same with activation checkpointing; `again`: a layer's second forward does not find its weights gathered."""
+def checkpointed(run: partial[None], cached: bool = False) -> partial[None]:
+    """The same with activation checkpointing; `cached`: layers stay gathered from their first forward on."""
     model: Any = run.args[0]
     model.activation_checkpointing_enable()
     model.train()
-    for layer in model.model.layers if again else ():
-        layer.input_layernorm.register_forward_pre_hook(partial(_gather_again_in_backward, layer))
+    for layer in model.model.layers if cached else ():
+        layer.set_reshard_after_forward(False)
     return run
-
-
-def _gather_again_in_backward(layer: FSDPModule, *_: Any) -> None:
-    if torch._C._current_graph_task_id() != -1:
-        layer.reshard()
-        layer.unshard()
 
 
 def save_standard(folder: Path) -> None:
@@ -164,8 +157,8 @@ interleaved rounds, the slowest rank's times.
 - **OAG**: a layer's gather begins before the layer before it computes, in the order of execution. FSDP2 as it is waits
   for each on CPUs; here it is asked for asynchronous ones. `comm` asks for them itself.
 - **ORS**: the last hop of a reduce-scatter is under way until backward ends, or waited for at once.
-- **Cached gathers**: a layer's second forward finds the weights that its backward gathered, or gathers once more. The
-  paper's are others: they keep what the first forward gathered until the second.
+- **Cached gathers**: layers stay gathered from forward to backward (`cache_gathers`, here all layers, in the paper
+  28 of 32), or are gathered anew for backward, whose weights the second forward of a checkpoint finds.
 - **OAR**: the all-reduce of an input's gradient runs behind the products of the weights' gradients, or before them.
 
 """

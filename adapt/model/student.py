@@ -40,6 +40,9 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     except (ImportError, TypeError) as error:  # a package that is missing, a key that no model has
         raise ValueError(f"model_init_kwargs: {str(error).strip().splitlines()[0]}") from None
     keep_packing(model)
+    if recipe.cache_gathers:
+        for layer in model.base.decoder_layers[-recipe.cache_gathers :]:
+            layer.set_reshard_after_forward(False)
     # transformers lets gradients reach the embedding's output for checkpoints that are reentrant, which these are not:
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None

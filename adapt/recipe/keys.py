@@ -21,7 +21,7 @@ LORA = "lora"
 TRAINED = ("all", "rewired", "norms_and_gains", LORA)
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")  # computed in losses/token_loss.py
 NO_REFIT = ("none", "false", "no")
-_MINIMA = {"held_out": 0} | dict.fromkeys(
+_MINIMA = dict.fromkeys(("held_out", "cache_gathers"), 0) | dict.fromkeys(
     ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
 )
 _PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.linears))
@@ -66,6 +66,10 @@ class Recipe:
         metadata={"help": "Hold the projections that LoRA does not train in 4 bits (NF4 of bitsandbytes)."},
     )
     fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
+    cache_gathers: int = field(
+        default=0,
+        metadata={"help": "How many of the last layers stay gathered from forward to backward, in more memory."},
+    )
     dp_replicate_size: int = field(
         default=1, metadata={"help": "How many such groups there are, each with a model (HSDP)."}
     )
@@ -172,6 +176,8 @@ class Recipe:
             )
         if self.load_in_4bit and (self.train != LORA or self.align):
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora, without align.")
+        if self.cache_gathers and self.fsdp_size == 1:
+            raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
         if self.align and self.tp_size > 1:
             raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
 
