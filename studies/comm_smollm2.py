@@ -39,17 +39,13 @@ RANKS, RANKS_PER_NODE, STEPS, ROUNDS = 4, 2, 100, 3  # all ways take so many ste
 ROW = 64  # tokens; a rank has one row a step
 ROWS_OF_A_FILE = 512  # of each of the four files of the packaged mix, of the part that is not held out
 EVERY = 4  # of quality.py's held-out windows, one of so many judges
-START, PLAIN = "as converted", "plain"
+PLAIN = "plain"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # memory that is given back after each layer is fetched again in pages: a quarter of a step
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736",
 }
-WAYS: dict[str, Comm | None] = {
-    PLAIN: None,
-    "slow-link": PRESETS["slow-link"],
-    "zero++": PRESETS["zero++"],
-}
+WAYS: dict[str, Comm | None] = {PLAIN: None, "slow-link": PRESETS["slow-link"], "zero++": PRESETS["zero++"]}
 
 
 def main() -> None:
@@ -63,9 +59,8 @@ def main() -> None:
         for way in args.ways:
             if (way, steps) not in measured():
                 train(way, steps)
-        judge(START, 0, MADE / PLAIN / "start")
         for way in args.ways:
-            judge(way, steps, folder(way) / "final")
+            judge(way, steps, MADE / way / "final")
     put_tables(FOLDER / "README.md", losses_table(), kl_table())
 
 
@@ -78,10 +73,6 @@ def prepare() -> None:
         windows = [w for documents in sources(MIX) for w in Cutter(tokenizer, ROW).in_order(documents, ROWS_OF_A_FILE)]
         rows = [json.dumps({"text": tokenizer.decode(window)}) + "\n" for window in windows]
         (MADE / "rows.jsonl").write_text("".join(rows))
-
-
-def folder(way: str) -> Path:
-    return MADE / way.replace(", ", "-").replace(" ", "-")
 
 
 def train(way: str, steps: int) -> None:
@@ -101,14 +92,14 @@ def train(way: str, steps: int) -> None:
         "max_steps": steps,
         "save_total_limit": 1,
         "fsdp_size": RANKS,
-        "output_dir": str(folder(way)),
+        "output_dir": str(MADE / way),
     }
     if comm := WAYS[way]:
         keys["comm"] = asdict(replace(comm, ranks_per_node=RANKS_PER_NODE))
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*torchrun, "-m", "rewired.adapt", str(RECIPE), "--resume", *as_flags(keys)]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
-    history = json.loads((folder(way) / "final" / "training.json").read_text())
+    history = json.loads((MADE / way / "final" / "training.json").read_text())
     losses = {entry["step"]: entry["kd"] for entry in history if "kd" in entry}
     append(LOSSES, {"way": way, "steps": steps, "kd": losses})
 
