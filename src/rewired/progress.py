@@ -16,7 +16,7 @@ _LONG = 5.0  # seconds after which the first one comes
 
 def announce(sentence: str) -> None:
     """Print what begins, on the first rank."""
-    if _is_first_rank():
+    if is_first_rank():
         print(sentence, file=sys.stderr, flush=True)
 
 
@@ -87,7 +87,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self.began = time.monotonic()
         self.told = self.began + _LONG - _EVERY
-        if _is_first_rank() and sys.stderr.isatty():
+        if is_first_rank() and sys.stderr.isatty():
             self.bars = Bars()
             self.bars.show(self.what, 0, self.total)
         return self
@@ -113,5 +113,5 @@ class Progress:
         return f"about {duration(left)} left" if self.done < self.total else f"after {duration(passed)}"
 
 
-def _is_first_rank() -> bool:
+def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
