@@ -36,7 +36,7 @@ class RewiredPreTrainedModel(PreTrainedModel):
             cls._keys_to_ignore_on_load_missing = [rf"{gain}\.weight$" for gain in cls.family.gains]
             # a layer's output is the whole stream, and `RewiredModel` opens it
             recorded = OutputRecorder(cls.layer_class, index=slice(None))  # type: ignore[arg-type]
-            cls._can_record_outputs = {**cls._can_record_outputs, "hidden_states": recorded}
+            cls._can_record_outputs = (cls._can_record_outputs or {}) | {"hidden_states": recorded}
 
     @classmethod
     def is_backend_compatible(cls) -> bool:
