@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from rewired.quantities import duration, size
@@ -36,9 +35,7 @@ class Bars:
     def __enter__(self) -> Bars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.tasks:
             self.progress.stop()
 
@@ -102,11 +99,9 @@ class Progress:
             self.told = now
             announce(f"{self.what} {self.done} of {self.total}, {self._rest(now - self.began)}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars is not None:
-            self.bars.__exit__(kind, error, trace)
+            self.bars.__exit__()
 
     def _rest(self, passed: float) -> str:
         left = passed / self.done * (self.total - self.done)
