@@ -1,6 +1,6 @@
 """A training step of `adapt` against one of TRL's SFTTrainer on stock Llama, on the same rows.
 
-    .venv/bin/python benchmarks/bench_adapt.py --write
+    .venv/bin/python benchmarks/bench_adapt.py
 
 SmolLM2-135M-Instruct on the CPU, rows of 512 tokens of the packaged mix, forward, backward and AdamW. Two trainings at
 a time are timed in turns (A B, B A, A B, ...), and the figure is the median of the pairs' ratios.
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from page import parser, publish
+from page import parser, show
 from trainings import Step, Trainings
 from transformers import AutoTokenizer
 from transformers.utils import logging
@@ -41,8 +41,7 @@ def main() -> None:
             for (name, against), (base, other) in pairs(Trainings(source, rows, BATCH, "cpu", Path(scratch))).items()
         ]
     headings = ["training", "against", "ms: the other's, its own", "speed, of the other's", "time, of the other's"]
-    text = _TEXT.format(batch=BATCH, rounds=args.rounds) + markdown(headings, cells)
-    publish("A training step: `adapt` against TRL", text, ("torch", "transformers", "trl"), args.write)
+    show(markdown(headings, cells), "torch", "transformers", "trl")
 
 
 def pairs(trainings: Trainings) -> dict[tuple[str, str], tuple[Callable[[], Step], Callable[[], Step]]]:
@@ -62,11 +61,6 @@ def _row(name: str, against: str, seconds: Seconds) -> list[str]:
     times = f"{1e3 * median(base):.0f}, {1e3 * median(other):.0f}"
     return [name, against, times, faster(base, other), faster(other, base)]
 
-
-_TEXT = """SmolLM2-135M-Instruct in float32, {batch} rows of 512 tokens: forward, backward, AdamW. Medians of {rounds}
-interleaved pairs, and their quartiles.
-
-"""
 
 if __name__ == "__main__":
     main()

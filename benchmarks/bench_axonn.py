@@ -1,6 +1,6 @@
 """AxoNN's four overlaps over a slow link between two nodes: a training step with each, and without it.
 
-    sudo .venv/bin/python benchmarks/bench_axonn.py --write
+    sudo .venv/bin/python benchmarks/bench_axonn.py
 
 The setting of bench_comm.py. Each overlap is on and off on copies of one model in the same ranks, which take turns; the
 one of tensor parallelism on two ranks, which are two nodes.
@@ -25,12 +25,11 @@ from bench_comm import (
     TOKENS,
     VOCABULARY,
     OnNodes,
-    setting,
     sharded_modules,
     step,
     trained,
 )
-from page import parser, publish
+from page import parser, show
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from turns import Seconds, faster, in_turns
@@ -75,10 +74,7 @@ def main() -> None:
         [*row, *(f"{median(seconds[name]):.2f}" for name in pair), faster(*(seconds[name] for name in pair))]
         for row, pair in rows.items()
     ]
-    table = markdown(["overlap", "in", "seconds without", "with", "faster (quartiles)"], cells)
-    text = _TEXT.format(setting=setting(args.link), rounds=args.rounds) + table
-    title = "AxoNN's overlaps over a slow link: a training step with each, and without it"
-    publish(title, text, ["torch"], args.write)
+    show(markdown(["overlap", "in", "seconds without", "with", "faster (quartiles)"], cells), "torch")
 
 
 def measure_sharded(names: set[str], rounds: int) -> Seconds:
@@ -149,19 +145,6 @@ def measure_parallel(folder: str, names: set[str], rounds: int) -> Seconds:
     steps = {"gradients at once": partial(backward, lambda *_: {}), "late gradients": partial(backward, late_linears)}
     return in_turns({name: run for name, run in steps.items() if name in names}, rounds)
 
-
-_TEXT = """{setting} Tensor
-parallelism is of two ranks, one a node, with the wiring `standard`: forward and backward. Medians of {rounds}
-interleaved rounds, the slowest rank's times.
-
-- **OAG**: a layer's gather begins before the layer before it computes, in the order of execution. FSDP2 as it is waits
-  for each on CPUs; here it is asked for asynchronous ones. `comm` asks for them itself.
-- **ORS**: the last hop of a reduce-scatter is under way until backward ends, or waited for at once.
-- **Cached gathers**: layers stay gathered from forward to backward (`cache_gathers`, here all layers, in the paper
-  28 of 32), or are gathered anew for backward, whose weights the second forward of a checkpoint finds.
-- **OAR**: the all-reduce of an input's gradient runs behind the products of the weights' gradients, or before them.
-
-"""
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """A training step over a slow link between two nodes: `comm` against FSDP2's own collectives.
 
-    sudo .venv/bin/python benchmarks/bench_comm.py --link 150mbit --write
+    sudo .venv/bin/python benchmarks/bench_comm.py --link 150mbit
 
 Four ranks in two network namespaces, which are the nodes; what one sends the other passes a token bucket. All ways of
 communication take turns in the same ranks, on copies of one small Llama, and so does a step whose collectives stay on
@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from page import parser, publish
+from page import parser, show
 from torch import distributed
 from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -52,24 +52,10 @@ def main() -> None:
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
         seconds = run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter)[0]
     plain, alone = seconds[PLAIN], seconds[ALONE]
-    about = _TEXT.format(
-        setting=setting(args.link),
-        share=median(1 - one / all_of_it for one, all_of_it in zip(alone, plain, strict=True)),
-        rounds=args.rounds,
-    )
+    share = median(1 - one / all_of_it for one, all_of_it in zip(alone, plain, strict=True))
     cells = [[name, f"{median(seconds[name]):.2f}", faster(plain, seconds[name])] for name in WAYS]
     table = markdown(["", "seconds", "faster than FSDP2 (quartiles)"], cells)
-    publish("A training step over a slow link: `comm` against FSDP2", about + table, ["torch"], args.write)
-
-
-def setting(link: str) -> str:
-    """In words."""
-    parameters = sum(weight.numel() for weight in llama().parameters()) / 1e6
-    return (
-        f"Four gloo ranks in two network namespaces, each of which sends at most {link} to the other; a Llama of "
-        f"{parameters:.1f}\nmillion weights in float32, {ROWS} rows of {TOKENS} tokens a rank; forward, backward, "
-        "AdamW."
-    )
+    show(f"FSDP2 as it is spends {share:.0%} of a step in communication.\n\n{table}", "torch")
 
 
 @dataclass(frozen=True)
@@ -141,12 +127,6 @@ class LocalScatter(_Local, ReduceScatter):
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         output_tensor.copy_(input_tensor.view(RANKS, -1)[distributed.get_rank()])
 
-
-_TEXT = """{setting} Medians of {rounds}
-interleaved rounds, the slowest rank's times. FSDP2 as it is spends {share:.0%} of a step in communication: the rest is
-what a step takes where nothing is sent. `bf16` sends 16 bits, in two hops.
-
-"""
 
 if __name__ == "__main__":
     main()

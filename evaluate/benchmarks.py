@@ -193,6 +193,12 @@ def _choices(question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return row
 
 
+def _questions(task: str, question: str, arrow: str) -> Rows:
+    """Saved questions, whose training rows no package has."""
+    asked = _asked(f"{task}/test_rc_5shot", _choices(question))
+    return Rows({"test": asked, "validation": _arrow(f"{arrow}/validation")}, shots_from="validation")
+
+
 def _only(*columns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda doc: {column: doc[column] for column in columns}
 
@@ -212,47 +218,25 @@ def _boolq(folder: Path) -> list[dict[str, Any]]:
 
 def _truthful_qa(folder: Path) -> list[dict[str, Any]]:
     content = json.loads((folder / _BIG_BENCH / "task_mc.json").read_text())
+    found = [(example["input"], example["target_scores"]) for example in content["examples"]]
     return [
-        {
-            "question": example["input"],
-            "mc1_targets": {
-                "choices": list(example["target_scores"]),
-                "labels": list(example["target_scores"].values()),
-            },
-        }
-        for example in content["examples"]
+        {"question": question, "mc1_targets": {"choices": list(labels), "labels": list(labels.values())}}
+        for question, labels in found
     ]
 
 
 def _ifeval(folder: Path) -> list[dict[str, Any]]:
-    rows = _json_lines(_IFEVAL)(folder)
-    return [{key: row[key] for key in ("key", "prompt", "instruction_id_list", "kwargs")} for row in rows]
+    return list(map(_only("key", "prompt", "instruction_id_list", "kwargs"), _json_lines(_IFEVAL)(folder)))
 
 
 def _alpaca_eval(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {key: row[key] for key in ("dataset", "instruction")} for row in json.loads((folder / _ALPACA_EVAL).read_text())
-    ]
+    return list(map(_only("dataset", "instruction"), json.loads((folder / _ALPACA_EVAL).read_text())))
 
 
 _ROWS: dict[tuple[str | None, str | None], Rows] = {
-    **{
-        ("allenai/ai2_arc", name): Rows(
-            {
-                "test": _asked(f"{task}/test_rc_5shot", _choices("question")),
-                "validation": _arrow(f"ai2_arc/{name}/validation"),
-            },
-            shots_from="validation",
-        )
-        for name, task in (("ARC-Challenge", "arc_challenge"), ("ARC-Easy", "arc_easy"))
-    },
-    ("allenai/openbookqa", "main"): Rows(
-        {
-            "test": _asked("openbookqa/test_rc_5shot", _choices("question_stem")),
-            "validation": _arrow("openbookqa/main/validation"),
-        },
-        shots_from="validation",
-    ),
+    ("allenai/ai2_arc", "ARC-Challenge"): _questions("arc_challenge", "question", "ai2_arc/ARC-Challenge"),
+    ("allenai/ai2_arc", "ARC-Easy"): _questions("arc_easy", "question", "ai2_arc/ARC-Easy"),
+    ("allenai/openbookqa", "main"): _questions("openbookqa", "question_stem", "openbookqa/main"),
     ("Rowan/hellaswag", None): Rows({"validation": _arrow("hellaswag/none/validation")}, shots_from="validation"),
     ("baber/piqa", None): Rows({"validation": _arrow("piqa/plain_text/validation")}, shots_from="validation"),
     ("allenai/winogrande", "winogrande_xl"): Rows(

@@ -26,7 +26,7 @@ from .answers import Earlier, Logs
 from .checks import checks
 from .gates import Gate
 from .harness import MissingRowsError, Task
-from .measure import VLLM, PendingTask, Runner
+from .measure import VLLM, Runner
 from .models import Model, check_together, open_model, original_of
 from .names import as_file_name, names_of
 from .papers import load_paper
@@ -145,7 +145,7 @@ def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Tas
     tasks, left_out = [], {}
     for entry in choose(suite, request.tasks, request.limit):
         try:
-            tasks += harness.load_tasks([entry], request.data, request.runs_code)
+            tasks.append(harness.load_task(entry, request.data, request.runs_code))
         except MissingRowsError as error:
             if request.tasks or request.data is None:
                 raise
@@ -217,21 +217,21 @@ def _collect_logs(
                 of_task[model.name] = model.logs(title)
     real = [model for model in models if isinstance(model, Model)]
     for model in real:
-        files = {task.entry.title: answers.cache_file(model, task, settings) for task in tasks}
         pending = []
-        for task, (title, file) in zip(tasks, files.items(), strict=True):
+        for task in tasks:
+            file = answers.cache_file(model, task, settings)
             known = None if request.fresh else answers.known(file, task)
             if known is None:
-                pending.append(PendingTask(task.entry, file))
+                pending.append((task.entry, file))
             else:
-                logs[title][model.name] = known
+                logs[task.entry.title][model.name] = known
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
             runner.run_tasks(model, real[0], pending, request.data, request.runs_code)
-        for each in pending:
-            logs[each.entry.title][model.name] = answers.read(each.file)
+        for entry, file in pending:
+            logs[entry.title][model.name] = answers.read(file)
     return logs
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -77,12 +76,33 @@ class Task:
         return counts
 
 
-def load_tasks(entries: Sequence[Entry], rows: Path | None, runs_code: bool) -> list[Task]:
-    """The entries' tasks, ready to run. `rows` is the folder that `benchmarks.fetch` filled; None takes the hub's.
+def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
+    """The entry's task, ready to run. `rows` is the folder that `benchmarks.fetch` filled; None takes the hub's.
 
-    Raises ValueError where a task is unknown, lacks rows, a metric or a package, or runs code without permission.
+    Raises ValueError where it is unknown, lacks rows, a metric or a package, or runs code without permission.
     """
-    return [_load_task(entry, rows, runs_code) for entry in entries]
+    manager = _manager(_FOLDERS.get(entry.task))
+    if entry.task not in manager.all_tasks:
+        near = get_close_matches(entry.task, manager.all_tasks)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
+        raise ValueError(f"There is no task '{entry.task}' in lm-eval {HARNESS}: {hint}")
+    loaded = _load(manager, entry, rows, entry.shots or 0)
+    shots = entry.shots if entry.shots is not None else max(task.config.num_fewshot or 0 for task in loaded.values())
+    if shots and entry.shots is None:
+        loaded = _load(manager, entry, rows, shots)  # rows that serve as shots are not asked
+    for name, task in loaded.items():
+        task.set_config("num_fewshot", shots)
+        if shots and not task.sampler.df:
+            raise MissingRowsError(
+                f"Task {entry.task} cannot be loaded: no package has rows for its {count(shots, 'shot')}."
+            )
+        if name == "ifeval":
+            _check_ifeval()
+    if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
+        _check_code(entry, runs_code)
+    metric, filter_name = _metric(entry, loaded)
+    versions = {name: task.VERSION for name, task in loaded.items()}
+    return Task(entry, loaded, metric, filter_name, shots, versions, _note(loaded, rows, shots))
 
 
 def run_task(model: Any, task: Task, runs_code: bool = False) -> list[dict[str, Any]]:
@@ -110,31 +130,6 @@ def run_task(model: Any, task: Task, runs_code: bool = False) -> list[dict[str, 
 def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int | str) -> Any:
     """A loaded model of transformers as the harness asks it."""
     return _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size)
-
-
-def _load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
-    manager = _manager(_FOLDERS.get(entry.task))
-    if entry.task not in manager.all_tasks:
-        near = get_close_matches(entry.task, manager.all_tasks)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
-        raise ValueError(f"There is no task '{entry.task}' in lm-eval {HARNESS}: {hint}")
-    loaded = _load(manager, entry, rows, entry.shots or 0)
-    shots = entry.shots if entry.shots is not None else max(task.config.num_fewshot or 0 for task in loaded.values())
-    if shots and entry.shots is None:
-        loaded = _load(manager, entry, rows, shots)  # rows that serve as shots are not asked
-    for name, task in loaded.items():
-        task.set_config("num_fewshot", shots)
-        if shots and not task.sampler.df:
-            raise MissingRowsError(
-                f"Task {entry.task} cannot be loaded: no package has rows for its {count(shots, 'shot')}."
-            )
-        if name == "ifeval":
-            _check_ifeval()
-    if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
-        _check_code(entry, runs_code)
-    metric, filter_name = _metric(entry, loaded)
-    versions = {name: task.VERSION for name, task in loaded.items()}
-    return Task(entry, loaded, metric, filter_name, shots, versions, _note(loaded, rows, shots))
 
 
 class MissingRowsError(ValueError):

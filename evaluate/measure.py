@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from rewired.divergence import Divergence, divergence
-from rewired.progress import Progress, announce
+from rewired.progress import Progress, announce, is_first_rank
 from rewired.ranks import run_on_ranks
 from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
@@ -80,34 +80,26 @@ class Runner:
         return _CPU_BATCH if self.device_type == "cpu" else _GENERATION_BATCH if generates else "auto"
 
 
-@dataclass(frozen=True)
-class PendingTask:
-    """A task that a model has yet to run, and the file for its answers."""
-
-    entry: Entry
-    file: Path
-
-
 def run_tasks(
     model: Model,
     tokenizer_of: Model,
-    pending: Sequence[PendingTask],
+    pending: Sequence[tuple[Entry, Path]],
     rows: Path | None,
     runs_code: bool,
     runner: Runner,
 ) -> None:
-    """Run each task and write its answers at once, so that an interrupted evaluation resumes with the next task.
+    """Run each task and write its answers to its file at once, so that an interrupted evaluation resumes with the next.
 
     Prompts are tokenised as for `tokenizer_of`: the model's own tokenizer may add a BOS where another one does not.
     """
     _free_memory()
-    tasks = harness.load_tasks([each.entry for each in pending], rows, runs_code)
+    tasks = [harness.load_task(entry, rows, runs_code) for entry, _ in pending]
     with _asked(model, tokenizer_of, runner) as askable:
-        for number, (task, file) in enumerate(zip(tasks, [each.file for each in pending], strict=True), start=1):
+        for number, (task, (_, file)) in enumerate(zip(tasks, pending, strict=True), start=1):
             announce(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
             with _explain_oom():
                 logs = harness.run_task(askable(task), task, runs_code)
-            if _is_first_rank():
+            if is_first_rank():
                 answers.write(file, logs)
 
 
@@ -160,7 +152,7 @@ def _logits(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _load(model: Model, runner: Runner) -> Any:
-    if not _is_first_rank():  # all ranks do the same, and the first one prints
+    if not is_first_rank():  # all ranks do the same, and the first one prints
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the rank ends
     logging.disable_progress_bar()
     return load_model(model, runner.weights_dtype, runner.device_type, runner.ranks)
@@ -170,10 +162,6 @@ def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _is_first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 @contextmanager

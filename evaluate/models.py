@@ -115,11 +115,14 @@ def load_model(model: Model, dtype: str, device_type: str, ranks: int) -> PreTra
 
 def _sha256(folder: Path) -> str:
     """Of a checkpoint's weights and of the files that define it, by name and content."""
-    files = [folder / name for name in _DEFINING if (folder / name).is_file()]
-    weights = sorted(folder.glob("*.safetensors"))
-    return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in [*files, *weights]).encode()).hexdigest()
+    return _sha256_of([*(folder / name for name in _DEFINING), *sorted(folder.glob("*.safetensors"))])
 
 
 def _tokenizer_sha256(folder: Path) -> str:
-    files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
-    return hashlib.sha256("\n".join(f"{file.name} {digest(file)}" for file in files).encode()).hexdigest()
+    return _sha256_of([folder / name for name in _TOKENIZER])
+
+
+def _sha256_of(files: Sequence[Path]) -> str:
+    """Of those that exist."""
+    lines = [f"{file.name} {digest(file)}" for file in files if file.is_file()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

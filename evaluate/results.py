@@ -34,16 +34,16 @@ class TaskResult:
     title: str
     task: str
     metric: str
-    shots: int
-    chat: bool
-    limit: int | None
-    is_share: bool
-    higher_is_better: bool
-    versions: dict[str, Any]
-    note: str
     scores: dict[str, Score]
     deltas: dict[str, Delta]
-    significant: dict[str, bool]
+    significant: dict[str, bool] = field(default_factory=dict)
+    is_share: bool = True
+    higher_is_better: bool = True
+    shots: int = 0
+    chat: bool = False
+    limit: int | None = None
+    versions: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,15 @@ def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Seq
         title=entry.title,
         task=entry.task,
         metric=metric.name if task.filter == "none" else f"{metric.name},{task.filter}",
+        scores={model: score(metric, parts[model]) for model in models},
+        deltas={model: delta(metric, parts[models[0]], parts[model]) for model in models[1:]},
+        is_share=metric.is_share and all(map(_are_shares, parts.values())),
+        higher_is_better=metric.higher_is_better,
         shots=task.shots,
         chat=entry.chat,
         limit=entry.limit,
-        is_share=metric.is_share and all(map(_are_shares, parts.values())),
-        higher_is_better=metric.higher_is_better,
         versions=task.versions,
         note=task.note,
-        scores={model: score(metric, parts[model]) for model in models},
-        deltas={model: delta(metric, parts[models[0]], parts[model]) for model in models[1:]},
-        significant={},
     )
 
 

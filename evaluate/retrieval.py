@@ -74,16 +74,8 @@ def _of_length(length: int, right: dict[str, np.ndarray]) -> TaskResult:
         title=f"{length:,} tokens",
         task="retrieval",
         metric=_METRIC.name,
-        shots=0,
-        chat=False,
-        limit=None,
-        is_share=True,
-        higher_is_better=True,
-        versions={},
-        note="",
         scores={model: score(_METRIC, each) for model, each in parts.items()},
         deltas={model: delta(_METRIC, parts[original], parts[model]) for model in others},
-        significant={},
     )
 
 

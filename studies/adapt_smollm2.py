@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def _stages(recipe: str) -> list[Path]:
     """The models that each stage of a packaged recipe makes."""
     rows = [entry | {"path": str(REPO / entry["path"]), "weight": 1} for entry in ROWS]
     flags = {"datasets": rows, "output_dir": str(MADE / recipe), "bf16": True}
-    final = adapt(read(RECIPES / f"{recipe}.yaml", _flags(flags)), resume=True)
+    final = adapt(read(RECIPES / f"{recipe}.yaml", as_flags(flags)), resume=True)
     return [*sorted((MADE / recipe).glob("stage-*/final")), final]
 
 
@@ -121,19 +122,17 @@ def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path
         write_texts(REPO / TEXTS["path"])
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
-    return adapt(read(RECIPE, _flags(keys)), resume=True)
-
-
-def _flags(keys: dict[str, Any]) -> list[str]:
-    return [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
+    return adapt(read(RECIPE, as_flags(keys)), resume=True)
 
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def as_flags(keys: Mapping[str, Any]) -> list[str]:
+    """Keys of a recipe, as the command takes them."""
+    written = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+    return [part for key, value in written.items() for part in (f"--{key}", value)]
 
 
 if __name__ == "__main__":

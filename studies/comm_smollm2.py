@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from quality import KINDS, append, compare, held_out, read, standard
+from adapt_smollm2 import RECIPE, REPO, as_flags
+from quality import KINDS, append, compare, held_out, put_tables, read, standard
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -31,26 +32,20 @@ from rewired.text import MIX
 from rewired.text.documents import sources
 from rewired.text.windows import Cutter
 
-REPO = Path(__file__).resolve().parents[1]
 FOLDER = REPO / "results" / "comm-smollm2"
 RESULT, LOSSES = FOLDER / "measured.jsonl", FOLDER / "losses.jsonl"
 MADE = REPO / "build" / "comm-smollm2"
-RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 RANKS, RANKS_PER_NODE, STEPS, ROUNDS = 4, 2, 100, 3  # all ways take so many steps, are judged, and go on
 ROW = 64  # tokens; a rank has one row a step
 ROWS_OF_A_FILE = 512  # of each of the four files of the packaged mix, of the part that is not held out
 EVERY = 4  # of quality.py's held-out windows, one of so many judges
-START, PLAIN = "as converted", "plain"
+PLAIN = "plain"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # memory that is given back after each layer is fetched again in pages: a quarter of a step
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736",
 }
-WAYS: dict[str, Comm | None] = {
-    PLAIN: None,
-    "slow-link": PRESETS["slow-link"],
-    "zero++": PRESETS["zero++"],
-}
+WAYS: dict[str, Comm | None] = {PLAIN: None, "slow-link": PRESETS["slow-link"], "zero++": PRESETS["zero++"]}
 
 
 def main() -> None:
@@ -59,16 +54,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
     logging.disable_progress_bar()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     prepare()
     for steps in range(STEPS, args.rounds * STEPS + 1, STEPS):
         for way in args.ways:
             if (way, steps) not in measured():
                 train(way, steps)
-        judge(START, 0, MADE / PLAIN / "start")
         for way in args.ways:
-            judge(way, steps, folder(way) / "final")
-    report()
+            judge(way, steps, MADE / way / "final")
+    put_tables(FOLDER / "README.md", losses_table(), kl_table())
 
 
 def prepare() -> None:
@@ -80,10 +73,6 @@ def prepare() -> None:
         windows = [w for documents in sources(MIX) for w in Cutter(tokenizer, ROW).in_order(documents, ROWS_OF_A_FILE)]
         rows = [json.dumps({"text": tokenizer.decode(window)}) + "\n" for window in windows]
         (MADE / "rows.jsonl").write_text("".join(rows))
-
-
-def folder(way: str) -> Path:
-    return MADE / way.replace(", ", "-").replace(" ", "-")
 
 
 def train(way: str, steps: int) -> None:
@@ -103,15 +92,14 @@ def train(way: str, steps: int) -> None:
         "max_steps": steps,
         "save_total_limit": 1,
         "fsdp_size": RANKS,
-        "output_dir": str(folder(way)),
+        "output_dir": str(MADE / way),
     }
     if comm := WAYS[way]:
         keys["comm"] = asdict(replace(comm, ranks_per_node=RANKS_PER_NODE))
-    flags = [part for key, value in keys.items() for part in (f"--{key}", _written(value))]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
-    command = [*torchrun, "-m", "rewired.adapt", str(RECIPE), "--resume", *flags]
+    command = [*torchrun, "-m", "rewired.adapt", str(RECIPE), "--resume", *as_flags(keys)]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True)
-    history = json.loads((folder(way) / "final" / "training.json").read_text())
+    history = json.loads((MADE / way / "final" / "training.json").read_text())
     losses = {entry["step"]: entry["kd"] for entry in history if "kd" in entry}
     append(LOSSES, {"way": way, "steps": steps, "kd": losses})
 
@@ -132,13 +120,7 @@ def measured(path: Path = RESULT) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["way"], row["steps"]): row for row in read(path)}
 
 
-def report() -> None:
-    """README.md, from all that is measured."""
-    text = _PAGE.format(row=ROW, kl=_kl_table(), losses=_losses_table())
-    (FOLDER / "README.md").write_text(text)
-
-
-def _kl_table() -> str:
+def kl_table() -> str:
     rows, cells = measured(), []
     for (way, steps), row in sorted(rows.items(), key=lambda item: (item[0][1], item[0][0] != PLAIN)):
         kls = [f"{mean(each):.4f}" for each in (*row["kl"].values(), _joined(row))]
@@ -147,7 +129,7 @@ def _kl_table() -> str:
     return markdown(["way", "steps", *(f"KL {kind}" for kind in (*KINDS, "all")), f"all, against {PLAIN}"], cells)
 
 
-def _losses_table() -> str:
+def losses_table() -> str:
     """The loss of the ten steps before each fiftieth, and how far it is from plain FSDP2's."""
     longest = {
         way: {step: kd for step, kd in row["kd"].items() if int(step) % 50 == 0}
@@ -171,39 +153,6 @@ def _against(kls: Sequence[float], plain: Sequence[float]) -> str:
     differences = [one - other for one, other in zip(kls, plain, strict=True)]
     error = stdev(differences) / len(differences) ** 0.5
     return f"{mean(differences) / mean(plain):+.2%} ± {error / mean(plain):.2%}"
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-_PAGE = """# What `comm` costs in quality
-
-    .venv/bin/python studies/comm_smollm2.py
-
-SmolLM2-135M, of which layers 15 to 30 are a ladder and nothing was refitted, is distilled by `adapt` on four gloo ranks
-of two nodes (`ranks_per_node: 2`). The rewired layers are trained and the others frozen: AdamW, learning rate 1e-4,
-reached after 20 steps and kept, bfloat16 with weights in float32, on each rank a row of {row} tokens a step, of the
-packaged mix. All ways begin with the same weights and read the same rows in the same order. *One scale a matrix* is a
-control without blocks (`bench/studies/non_blocked.py` at 13aab6f): `zero++`, where all numbers of a rank's part of a
-matrix share a scale, in weights and in gradients.
-
-## While training
-
-The divergence from the original that is minimised, a mean over the last ten steps, each of rows that were not read
-before, and how far it is from that of plain FSDP2 on the same rows. The forward that gives it has the weights that were
-sent. A row that ends early is of a training that was ended there.
-
-{losses}
-## Held out
-
-KL to the original in float32 on every fourth window of [results/quality](../quality/README.md#method), in nats a token.
-± is the paired standard error, over windows, of the difference from FSDP2 without `comm`.
-
-{kl}
-Weights as differences (`bench/studies/weight_differences.py` at 13aab6f, 40 steps): in 4 bits, to what is held in
-bfloat16, they are off by 0.13 to 0.15 %; weights in 8 bits by 0.70 %, in 4 bits by 12.8 %.
-"""
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 .venv/bin/python studies/families.py                  # SmolLM2-135M as Llama, and written as Mistral and as Qwen2
 .venv/bin/python studies/families.py --small OUT      # the small Qwen3 that studies/small_model.py trained
 
-Rows that results/families/measured.jsonl already has of the current refit are not measured again. The last step writes
-the page beside it.
+Rows that results/families/measured.jsonl already has of the current refit are not measured again. The last step puts
+the table into the page beside it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
-from quality import append, held_out, kls_with_errors, read
-from rotations import TEXTS, WINDOWS, Case, measure
+from quality import append, held_out, kls_with_errors, put_tables, read
+from rotations import TEXTS, Case, fitted_on, measure
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
@@ -54,7 +53,6 @@ def main() -> None:
     parser.add_argument("--small", type=Path)
     args = parser.parse_args()
     logging.disable_progress_bar()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rewired-families-") as scratch:
         if args.small:
             measure_all(SMALL_QWEN3, args.small, SMALL, args.small)
@@ -68,7 +66,7 @@ def main() -> None:
 def measure_all(model: str, folder: Path, cases: list[Case], source: Path) -> None:
     """All of it on the tokens of `source`: with a family, transformers changes how words are split."""
     known = {(row["model"], row["name"]) for row in read(ROWS) if row["algorithm"] == ALGORITHM_VERSION}
-    texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
+    texts = held_out(source, TEXTS)
     tokenizer = load_tokenizer(source)
     for case in cases:
         if (model, case.name) not in known:
@@ -95,33 +93,12 @@ def rewritten(source: Path, model_type: str, scratch: Path) -> Path:
 
 def write_table() -> None:
     rows = sorted(read(ROWS), key=lambda row: [*WRITTEN_AS, SMALL_QWEN3].index(row["model"]))
-    cells = [[row["model"], row["wiring"], row["basis"], fitted_on(row), *kls(row)] for row in rows]
+    cells = [
+        [row["model"], row["wiring"], row["basis"], fitted_on(row), *kls_with_errors(row["on"], TEXTS, digits=4)]
+        for row in rows
+    ]
     table = markdown(["model", "wiring", "basis", "refitted on", "KL prose", "KL chat"], cells)
-    PAGE.write_text(f"{_HEAD.format(windows=WINDOWS)}\n{table}")
-
-
-def fitted_on(row: dict[str, Any]) -> str:
-    return f"{row['tokens'] // 1024} k" if row["tokens"] else ""
-
-
-def kls(row: dict[str, Any]) -> list[str]:
-    return kls_with_errors(row["on"], TEXTS, digits=4)
-
-
-_HEAD = """# Other families' code, measured
-
-SmolLM2-135M is a Llama. Without a window it is exactly a Mistral, too, and with biases of zero a Qwen2. Written so, it
-is converted, refitted and rotated by those families' code, on the same tokens.
-
-*small qwen3* is a model that we trained: 12 layers, 6 M parameters, 3.7 M tokens in 40 minutes of one busy core. It
-ends at a loss of 4.6 nats a token, so it says that wirings, refits and payloads work in Qwen3's code, not what they
-cost a real one.
-
-    .venv/bin/python studies/families.py
-    .venv/bin/python studies/small_model.py OUT --minutes 40 && .venv/bin/python studies/families.py --small OUT
-
-KL to the original in nats per token, on {windows} windows of 512 tokens of each kind of text.
-"""
+    put_tables(PAGE, table)
 
 
 if __name__ == "__main__":

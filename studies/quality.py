@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,12 @@ def append(path: Path, row: Any) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def put_tables(page: Path, *tables: str) -> None:
+    """Put these in the places of a page's tables, one after another."""
+    new = iter(tables)
+    page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: next(new), page.read_text(), flags=re.MULTILINE))
+
+
 def standard(out: Path, dtype: str | None = None) -> Path:
     """The original, converted with no layer rewired: what all studies start from, and compare with."""
     return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}], dtype=dtype)).out
@@ -146,8 +153,11 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     return logits
 
 
-def held_out(source: Path) -> dict[str, torch.Tensor]:
-    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library."""
+def held_out(source: Path, kinds: Sequence[str] = KINDS, number: int = WINDOWS) -> dict[str, torch.Tensor]:
+    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library.
+
+    A smaller `number` of each kind is spread over the WINDOWS ones.
+    """
     tokenizer = AutoTokenizer.from_pretrained(source)
     alpaca, c4, dpo, wiki = (documents[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -156,7 +166,8 @@ def held_out(source: Path) -> dict[str, torch.Tensor]:
     def windows(*kinds: Iterable[Document]) -> torch.Tensor:
         return torch.stack([w for kind in kinds for w in Cutter(tokenizer).in_order(kind, WINDOWS // len(kinds))])
 
-    return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
+    found = {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
+    return {kind: found[kind][:: WINDOWS // number] for kind in kinds}
 
 
 def kept_back(source: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from quality import FILES, FOLDER, KINDS, is_current, kls_with_errors, read
+from quality import FILES, FOLDER, KINDS, is_current, kls_with_errors, put_tables, read
 
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.tables import markdown
@@ -24,16 +24,12 @@ from rewired.tables import markdown
 def main() -> None:
     measured = newest([row for row in read(FOLDER / "measured.jsonl") if is_current(row)])
     selected = [row for row in read(FOLDER / "selected.jsonl") if row[-1] == ALGORITHM_VERSION]
-    write("measured", "Converted and refitted", table(measured))
-    write("whole", "On all held-out text of the packaged mix", whole_table(read(FOLDER / "whole.jsonl")))
-    write("selected", "Chosen layers against the last ones", selected_table(selected))
+    put_tables(FOLDER / "measured.md", table(measured))
+    put_tables(FOLDER / "whole.md", whole_table(read(FOLDER / "whole.jsonl")))
+    put_tables(FOLDER / "selected.md", selected_table(selected))
     rows = measured + [_last(row) for row in selected if row[1] == "last"]
     refitted = {kind(row) for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if kind(row) in refitted], selected, FOLDER / "frontier.png")
-
-
-def write(name: str, title: str, table: str) -> None:
-    (FOLDER / f"{name}.md").write_text(f"# {title}\n\n[README.md](README.md) has the method.\n\n{table}")
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

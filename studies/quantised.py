@@ -2,8 +2,8 @@
 
 .venv/bin/python studies/quantised.py VENV    # VENV holds llm-compressor (docs/quantise.md)
 
-Rows that results/quantised/measured.jsonl already has of the current refit are not measured again. The last step writes
-the page beside it.
+Rows that results/quantised/measured.jsonl already has of the current refit are not measured again. The last step puts
+the table into the page beside it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import subprocess
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from quality import append, compare, held_out, kls_with_errors, read
+from quality import append, compare, held_out, kls_with_errors, put_tables, read
 from rotations import TEXTS, WINDOWS
 from transformers.utils import logging
 
@@ -47,16 +48,13 @@ def main() -> None:
     parser.add_argument("venv", type=Path, help="an environment with llm-compressor")
     args = parser.parse_args()
     logging.disable_progress_bar()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     known = {(row["wiring"], row["weights"]) for row in read(ROWS) if row["algorithm"] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-quantised-") as scratch:
         folder = Path(scratch)
         text = folder / "text.txt"
         text.write_text("\n\n".join(plain(each) for documents in mix() for each in documents[:400]), "utf-8")
         source = wired("standard@0-30", folder / "source")
-        texts = {
-            kind: windows[:: len(windows) // WINDOWS] for kind, windows in held_out(source).items() if kind in TEXTS
-        }
+        texts = held_out(source, TEXTS, WINDOWS)
         for wiring in WIRINGS:
             todo = [weights for weights in QUANTISED if (wiring, weights) not in known]
             made = wired(wiring, folder / wiring) if todo else source
@@ -70,8 +68,7 @@ def plain(document: Document) -> str:
 
 
 def wired(wiring: str, out: Path) -> Path:
-    is_rewired = not wiring.startswith("standard")
-    refit = RefitRequest(tokens=TOKENS) if is_rewired else None
+    refit = None if wiring.startswith("standard") else RefitRequest(tokens=TOKENS)
     return convert("smollm2-135m", out, Request(parse_wiring(wiring), tp_shards=3, refit=refit)).out
 
 
@@ -97,32 +94,15 @@ def measure(
 def write_table() -> None:
     rows = {(row["wiring"], row["weights"]): row for row in read(ROWS)}
     cells = []
-    for (wiring, weights), row in sorted(rows.items(), key=lambda item: order(*item[0])):
+    for wiring, weights in product(WIRINGS, QUANTISED):
+        row = rows[wiring, weights]
         alone = [rows[wiring, "16 bits"]["on"], rows["standard@0-30", weights]["on"]]
         sums = [f"{sum(on[kind]['kl'] for on in alone):.3f}" for kind in TEXTS]
         is_both = weights != "16 bits" and not wiring.startswith("standard")
-        kls = kls_with_errors(row["on"], TEXTS, digits=3)
+        kls = kls_with_errors(row["on"], TEXTS)
         cells.append([wiring, weights, f"{row['bytes'] / 1e6:.0f} MB", *kls, *(sums if is_both else ["", ""])])
     header = ["wiring", "weights", "size", "KL prose", "KL chat", "sum of both alone: prose", "chat"]
-    PAGE.write_text(f"{_HEAD.format(windows=WINDOWS, group=GROUP)}\n{markdown(header, cells)}")
-
-
-def order(wiring: str, weights: str) -> tuple[int, int]:
-    return WIRINGS.index(wiring), list(QUANTISED).index(weights)
-
-
-_HEAD = """# Quantised weights and a wiring, measured
-
-KL to the original in nats per token, on {windows} windows of 512 tokens of each kind of text. The wirings are refitted,
-then llm-compressor quantises them: int8 by rounding, a scale for each row of weights and each token; int4 in groups of
-{group}, rounded or by GPTQ on 32,768 tokens. Embedding and head stay in 16 bits, which is why sizes shrink so
-little: they are a fifth of this model.
-
-**Take int8, or GPTQ for 4 bits**: both damages together are at most a fifth more than their sum. Rounded to 4 bits,
-they are up to 60 % more.
-
-    .venv/bin/python studies/quantised.py VENV
-"""
+    put_tables(PAGE, markdown(header, cells))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import FOLDER, append, compare, held_out, kls_with_errors, read, standard
+from quality import FOLDER, append, compare, held_out, kls_with_errors, put_tables, read, standard
 from transformers.utils import logging
 
 from rewired.checkpoint import Checkpoint
@@ -28,7 +28,7 @@ from rewired.refit.run import ALGORITHM_VERSION
 from rewired.rotate.request import KINDS
 from rewired.tables import markdown
 
-ROWS, TABLE = FOLDER / "rotations.jsonl", FOLDER / "rotations.md"
+ROWS, PAGE = FOLDER / "rotations.jsonl", FOLDER / "rotations.md"
 TEXTS = ("prose", "chat")
 WINDOWS = 8  # of each kind of text, of quality.py's
 PAYLOADS = ("int8", "int4/int8", "int4")
@@ -80,7 +80,7 @@ def main() -> None:
     known = {row["name"] for row in read(ROWS) if row["algorithm"] == ALGORITHM_VERSION}
     with tempfile.TemporaryDirectory(prefix="rewired-rotations-") as scratch:
         source = standard(Path(scratch) / "source")
-        texts = {kind: windows for kind, windows in held_out(source).items() if kind in TEXTS}
+        texts = held_out(source, TEXTS)
         for case in CASES:
             if case.name not in known and case.name.startswith(tuple(args.names)):
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -104,24 +104,18 @@ def measure(case: Case, source: Path, scratch: Path, texts: dict[str, torch.Tens
     return row
 
 
+def fitted_on(row: dict[str, Any]) -> str:
+    return f"{row['tokens'] // 1024} k" if row["tokens"] else ""
+
+
 def _write_table(rows: Sequence[dict[str, Any]]) -> None:
     by_name, cells = {row["name"]: row for row in rows}, []
     for row in (by_name[case.name] for case in CASES if case.name in by_name):
         wiring = row["wiring"] + (f" ({row['windows']} windows)" if row["windows"] != WINDOWS else "")
-        fitted = f"{row['tokens'] // 1024} k" if row["tokens"] else ""
-        cells.append(
-            [wiring, row["basis"], fitted, f"{row['bytes']:.2f}", *kls_with_errors(row["on"], TEXTS, digits=4)]
-        )
+        kls = kls_with_errors(row["on"], TEXTS, digits=4)
+        cells.append([wiring, row["basis"], fitted_on(row), f"{row['bytes']:.2f}", *kls])
     table = markdown(["wiring", "basis", "refitted on", "bytes", "KL prose", "KL chat"], cells)
-    TABLE.write_text(f"{_HEAD.format(windows=WINDOWS)}\n{table}")
-
-
-_HEAD = """# Bases of the stream, measured
-
-[LOG.md](LOG.md) says what the rows are; `studies/rotations.py` makes them. KL to the original in nats
-per token on {windows} windows of 512 tokens each, or on as many as a row says; and the bytes sent, of those
-of 16-bit all-reduces.
-"""
+    put_tables(PAGE, table)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality import FOLDER, MODEL, append, compare, held_out, is_current, read
+from quality import FOLDER, MODEL, append, compare, held_out, read
 from transformers.utils import logging
 
 from rewired.convert import RefitRequest, Request, convert
@@ -51,7 +51,7 @@ def main() -> None:
                 if which not in wanted:
                     continue
                 wiring = wiring_text(parse_regions(candidate.wiring, len(selection.choice)))
-                on = measured_before(wiring) or measured(candidate.wiring, source, texts)
+                on = measured(candidate.wiring, source, texts)
                 append(RESULT, [name, which, wiring, candidate.exposed, candidate.price, on, ALGORITHM_VERSION])
                 print(name, which, {kind: round(row["kl"], 3) for kind, row in on.items()}, flush=True)
 
@@ -60,12 +60,6 @@ def measured(wiring: list[dict[str, Any]], source: Path, texts: dict[str, torch.
     with tempfile.TemporaryDirectory(prefix="rewired-select-") as scratch:
         out = convert(source, Path(scratch) / "model", Request(wiring, refit=RefitRequest(tokens=TOKENS))).out
         return compare(source, out, texts)
-
-
-def measured_before(wiring: str) -> dict[str, Any] | None:
-    """The row of this wiring that quality.py wrote, if it is current."""
-    rows = (row for row in read(FOLDER / "measured.jsonl") if is_current(row))
-    return next((row["on"] for row in rows if (row["wiring"], row["fit"]) == (wiring, "refit 32k")), None)
 
 
 if __name__ == "__main__":

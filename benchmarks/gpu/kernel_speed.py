@@ -7,13 +7,14 @@ the sum. A layer's weights and gradients as two nodes of eight ranks send them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from part import parser, progress, write
 
-from rewired.bench.timing import timed
+from benchmarks.turns import in_turns
 from rewired.comm import packing
 from rewired.comm.packing import Layout, Packing
 from rewired.model import kernels
@@ -102,13 +103,10 @@ def measured(run: Run, read: Sequence[torch.Tensor], device: str) -> list[str]:
         finally:
             kernels._DEVICES = devices
 
-    turns = [run, lambda: target.copy_(source), eager]
-    for each in turns:
-        each()
-    rounds = [[timed(each) for each in turns] for _ in range(ROUNDS)]
-    kernel, _, plain = (median(times) for times in zip(*rounds, strict=True))
-    share = median(copy / kernel for kernel, copy, _ in rounds)
-    return [f"{size / 1e6:.1f}", f"{1e3 * kernel:.3g}", f"{share:.0%}", f"{1e3 * plain:.3g}"]
+    times = in_turns({"kernel": run, "copy": partial(target.copy_, source), "eager": eager}, ROUNDS)
+    share = median(copy / kernel for copy, kernel in zip(times["copy"], times["kernel"], strict=True))
+    kernel, plain = (1e3 * median(times[name]) for name in ("kernel", "eager"))
+    return [f"{size / 1e6:.1f}", f"{kernel:.3g}", f"{share:.0%}", f"{plain:.3g}"]
 
 
 TEXT = """A payload of {args.tokens:,} tokens of {args.hidden:,} channels in bfloat16 on one of eight ranks; a layer of

@@ -6,7 +6,12 @@ import argparse
 import time
 from pathlib import Path
 
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
 from rewired.cache import write_whole
+from rewired.checkpoint.named_shapes import named_shapes
 
 STARTED = time.monotonic()
 
@@ -29,12 +34,6 @@ def progress(line: str) -> None:
 
 def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
     """Random bfloat16 weights of a shape's size, and a tokenizer that knows a word for each token: w0, w1, ..."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
-
-    from rewired.checkpoint.named_shapes import named_shapes
-
     shape = named_shapes()[shape_name]
     torch.manual_seed(0)
     with torch.device(device):
@@ -47,9 +46,5 @@ def random_checkpoint(shape_name: str, folder: Path, device: str) -> Path:
 
 
 def random_tokens(shape_name: str, rows: int, length: int) -> list[list[int]]:
-    import torch
-
-    from rewired.checkpoint.named_shapes import named_shapes
-
     generator = torch.Generator().manual_seed(0)
     return torch.randint(3, named_shapes()[shape_name].vocab_size, (rows, length), generator=generator).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from part import parser, progress, random_checkpoint, random_tokens, write
 
@@ -40,17 +41,17 @@ def main() -> None:
 
 def measured(source: Path, out: Path, request: Request) -> list[str]:
     """Cells. The walk over the layers is timed, and the whole command, which reads, hashes and writes the weights."""
-    times = {"start": 0.0, "end": 0.0}
+    walk = list[float]()  # its start, and the end of each layer
 
-    def note(name: str) -> None:
-        times[name] = time.perf_counter()
+    def note(*_: Any) -> None:
+        walk.append(time.perf_counter())
 
     started = time.perf_counter()
-    done = convert(source, out, request, on_cost=lambda _: note("start"), on_layer=lambda *_: note("end"))
+    done = convert(source, out, request, on_cost=note, on_layer=note)
     whole = time.perf_counter() - started
     refit = done.refit
     assert refit is not None
-    seconds = (f"{value:.1f}" for value in (times["end"] - times["start"], whole, refit.passes or 0.0))
+    seconds = (f"{value:.1f}" for value in (walk[-1] - walk[0], whole, refit.passes or 0.0))
     return [f"{refit.calibration.tokens:,}", *seconds, f"{refit.before.kl:.3g}", f"{refit.after.kl:.3g}"]
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 
-import yaml
+from ..named_yaml import read_yaml, refuse_unknown
 
 FOLDER = Path(__file__).parent
 PASSED, FAILED, UNDECIDED, TOLD = "passed", "failed", "undecided", "not asked"
@@ -77,22 +76,13 @@ class Check:
 
 def load_gate(name: str) -> Gate:
     """A gate that comes with the package, by name, or any other, by the path of its YAML file. Raises ValueError."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
-    if not path.is_file():
-        raise ValueError(f"There is no gate '{name}': take {' or '.join(known)}, or the path of a .yaml file.")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"The gate {path} is not readable YAML: {' '.join(str(error).split())}.") from None
-    keys = {each.name: each.type for each in fields(Gate) if each.name != "name"}
-    for key, value in content.items() if isinstance(content, dict) else ():
-        if key not in keys:
-            near = get_close_matches(str(key), keys) or list(keys)
-            raise ValueError(f"The gate {path} has '{key}': take {', '.join(near)}.")
+    path, content = read_yaml("gate", name, FOLDER)
+    content = content if isinstance(content, dict) else {}
+    refuse_unknown(content, [each.name for each in fields(Gate) if each.name != "name"], f"The gate {path}")
+    for key, value in content.items():
         if key not in ("about", "suite") and not (type(value) in (int, float) and 0 <= value < math.inf):
             raise ValueError(f"The gate {path} has {key} '{value}': give a number from 0 on.")
-    gate = Gate(path.stem, **content) if isinstance(content, dict) else Gate(path.stem)
+    gate = Gate(path.stem, **content)
     if not (gate.asks_tasks or gate.asks_texts or gate.retrieval_loss is not None):
         raise ValueError(f"The gate {path} asks for nothing: give it a bound, such as mean_recovery: 0.99.")
     return gate

@@ -14,9 +14,9 @@ from ..suites import PAPERS
 class Paper:
     source: str
     model: str
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[float, ...]]  # per cent, but for perplexities
-    lower_is_better: tuple[str, ...] = ()
+    columns: Sequence[str]
+    rows: dict[str, Sequence[float]]  # per cent, but for perplexities
+    lower_is_better: Sequence[str] = ()
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -35,11 +35,4 @@ class Paper:
 
 
 def load_paper(name: str) -> Paper:
-    content = yaml.safe_load((PAPERS / f"{name}.yaml").read_text())
-    return Paper(
-        content["source"],
-        content["model"],
-        tuple(content["columns"]),
-        {row: tuple(values) for row, values in content["rows"].items()},
-        tuple(content.get("lower_is_better", ())),
-    )
+    return Paper(**yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ..named_yaml import names_in, one_of, read_yaml, refuse_unknown
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER.parent / "papers"  # tables that suites are compared with
@@ -44,18 +43,10 @@ class Suite:
 
 def load_suite(name: str) -> Suite:
     """A suite that comes with the package, by name, or any other, by the path of its YAML file. Raises ValueError."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
-        near = get_close_matches(name, known) or known
-        raise ValueError(f"There is no suite '{name}': take {_one_of(near)}, or the path of a .yaml file.")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"The suite {path} is not readable YAML: {' '.join(str(error).split())}.") from None
+    path, content = read_yaml("suite", name, FOLDER)
     if not isinstance(content, dict) or not isinstance(content.get("tasks"), list) or not content["tasks"]:
         raise ValueError(f"The suite {path} needs a list 'tasks' with an entry for each task.")
-    _refuse_unknown(content, ("about", "paper", "tasks"), f"The suite {path}")
+    refuse_unknown(content, ("about", "paper", "tasks"), f"The suite {path}")
     entries = tuple(_entry(item, path) for item in content["tasks"])
     titles = [entry.title for entry in entries]
     for title in titles:
@@ -79,30 +70,19 @@ def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tupl
 
 
 def _paper(name: Any, path: Path) -> str | None:
-    known = sorted(file.stem for file in PAPERS.glob("*.yaml"))
+    known = names_in(PAPERS)
     if name is not None and name not in known:
-        raise ValueError(f"The suite {path} names the paper '{name}', which is not known: there is {_one_of(known)}.")
+        raise ValueError(f"The suite {path} names the paper '{name}', which is not known: there is {one_of(known)}.")
     return name
 
 
 def _entry(item: Any, path: Path) -> Entry:
     if not isinstance(item, dict) or not isinstance(item.get("task"), str):
         raise ValueError(f"In the suite {path}, an entry has no 'task': {item}.")
-    _refuse_unknown(item, [field.name for field in fields(Entry)], f"Task {item['task']} of the suite {path}")
+    refuse_unknown(item, [field.name for field in fields(Entry)], f"Task {item['task']} of the suite {path}")
     for key, kind in {"metric": str, "column": str, "chat": bool, "shots": int, "limit": int}.items():
         value = item.get(key)
         too_small = isinstance(value, int) and value < (1 if key == "limit" else 0)
         if value is not None and (type(value) is not kind or too_small):
             raise ValueError(f"Task {item['task']} of the suite {path} has '{key}: {value}', which makes no sense.")
     return Entry(**item)
-
-
-def _refuse_unknown(given: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            near = get_close_matches(str(key), known) or known
-            raise ValueError(f"{where} has the key '{key}', which is not known: did you mean {_one_of(near)}?")
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

@@ -6,11 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from .model.family import Family
-from .model.llama_family import LLAMA
-from .model.mistral_family import MISTRAL
-from .model.qwen2_family import QWEN2
-from .model.qwen3_family import QWEN3
+from .model.family import LLAMA, MISTRAL, QWEN2, QWEN3, Family
 
 # by the model_type of stock checkpoints
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from rewired.quantities import duration, size
@@ -16,7 +15,7 @@ _LONG = 5.0  # seconds after which the first one comes
 
 def announce(sentence: str) -> None:
     """Print what begins, on the first rank."""
-    if _is_first_rank():
+    if is_first_rank():
         print(sentence, file=sys.stderr, flush=True)
 
 
@@ -36,9 +35,7 @@ class Bars:
     def __enter__(self) -> Bars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.tasks:
             self.progress.stop()
 
@@ -87,7 +84,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self.began = time.monotonic()
         self.told = self.began + _LONG - _EVERY
-        if _is_first_rank() and sys.stderr.isatty():
+        if is_first_rank() and sys.stderr.isatty():
             self.bars = Bars()
             self.bars.show(self.what, 0, self.total)
         return self
@@ -102,16 +99,14 @@ class Progress:
             self.told = now
             announce(f"{self.what} {self.done} of {self.total}, {self._rest(now - self.began)}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars is not None:
-            self.bars.__exit__(kind, error, trace)
+            self.bars.__exit__()
 
     def _rest(self, passed: float) -> str:
         left = passed / self.done * (self.total - self.done)
         return f"about {duration(left)} left" if self.done < self.total else f"after {duration(passed)}"
 
 
-def _is_first_rank() -> bool:
+def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"

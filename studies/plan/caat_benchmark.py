@@ -5,7 +5,6 @@ Fitted are three parameters, on the 70B's runs alone; 34B and 7B are held out.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from rewired.plan.pass_time import pass_time
 from rewired.plan.wirings import wiring_of
 
 from . import ladder_benchmark
-from .ladder_benchmark import HERE, Run, fitted
+from .ladder_benchmark import Run, fitted, rows_of
 
 NAME = "caat-benchmark"
 PROMPT = 2048
@@ -44,9 +43,8 @@ class PublishedTime:
 
 @cache
 def published() -> list[PublishedTime]:
-    text = (HERE / "caat-ttft.csv").read_text("utf-8")
     measured = []
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in rows_of("caat-ttft.csv"):
         for wiring in WIRINGS:
             seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
             tp, batch = int(row["tp"]), int(row["batch"])

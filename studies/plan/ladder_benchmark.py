@@ -65,12 +65,17 @@ def fitted(name: str) -> Mapping[str, Any]:
     return tomllib.loads((HERE / "benchmarks.toml").read_text("utf-8"))[name]
 
 
+def rows_of(file: str) -> csv.DictReader[str]:
+    """Of a CSV file beside this one."""
+    text = (HERE / file).read_text("utf-8")
+    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+
+
 @cache
 def published() -> list[PublishedSpeed]:
     """All of the 70B's runs that the authors published as data, `standard` among them."""
-    text = (HERE / "ladder-70b.csv").read_text("utf-8")
     measured = []
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in rows_of("ladder-70b.csv"):
         for wiring in WIRINGS:
             if row[wiring]:
                 run = Run("70b", int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", wiring)
@@ -102,9 +107,8 @@ def timed() -> list[Timed]:
 @cache
 def repeats() -> Mapping[Run, Mapping[str, Seconds]]:
     """Of each raw run on several GPUs, by the commit that holds its log and the pipeline stages in the log's name."""
-    text = (HERE / "ladder-runs.csv").read_text("utf-8")
     found: dict[Run, dict[str, Seconds]] = {}
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in rows_of("ladder-runs.csv"):
         run = Run(row["model"], int(row["batch"]), int(row["tp"]), row["nvlink"] == "yes", row["wiring"])
         if run.tp > 1:
             log = row["commit"] + row["pp"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from rewired.plan.training_step import training_step
 from rewired.plan.wirings import wiring_of
 
 from . import caat_benchmark
-from .ladder_benchmark import HERE
+from .ladder_benchmark import rows_of
 
 _16_BITS = 2  # bytes
 
@@ -27,8 +26,7 @@ def caat_points() -> Iterator[tuple[int, str, float, float]]:
     Assumed: 16 sequences of 4,096 tokens, nothing computed twice, and all-reduces that take no processors, since
     Gaudi's network has its own.
     """
-    text = (HERE / "caat-training.csv").read_text("utf-8")
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in rows_of("caat-training.csv"):
         tp, dense = int(row["tp"]), float(row[STANDARD])
         rank, all_reduce = caat_benchmark.machine_of("llama-2-7b", tp)
         all_reduce = replace(all_reduce, hide=1.0)

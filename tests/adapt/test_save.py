@@ -20,7 +20,7 @@ from rewired.checkpoint.rewired_config import auto_map, model_code
 from rewired.cli import main as rewired_main
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
-from rewired.model.llama_family import LLAMA
+from rewired.model.family import LLAMA
 from tests.convert.checkpoints import edit_json
 
 from .world import CHATML, LADDER, make_rewired, original, train, weights

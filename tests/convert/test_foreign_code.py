@@ -16,7 +16,7 @@ from transformers import AutoConfig
 import rewired
 from rewired.checkpoint.rewired_config import auto_map
 from rewired.convert import Conversion, Request, convert
-from rewired.model.llama_family import LLAMA
+from rewired.model.family import LLAMA
 from rewired.serve.generate import Prompt, generate
 from tests.evaluate.world import make_dense, tokenizer
 

@@ -34,9 +34,7 @@ SETTINGS = {
 
 
 def task(title: str, scores: dict[str, Score], deltas: dict[str, Delta], verdicts: dict[str, bool]) -> TaskResult:
-    return TaskResult(
-        title, "its_task", "acc_norm", 5, False, None, True, True, {"its_task": 1.0}, "", scores, deltas, verdicts
-    )
+    return TaskResult(title, "its_task", "acc_norm", scores, deltas, verdicts, shots=5, versions={"its_task": 1.0})
 
 
 MMLU = task(

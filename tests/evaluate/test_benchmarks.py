@@ -34,7 +34,7 @@ def prompts(task: Any) -> list[tuple[str, ...]]:
 
 
 def load(case: Case, rows: Path | None, shots: int = 0) -> Any:
-    (task,) = harness.load_tasks([Entry(case.task, shots=shots)], rows, runs_code=True)
+    task = harness.load_task(Entry(case.task, shots=shots), rows, runs_code=True)
     return task.loaded[case.task]
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_asked_is_said_before_a_model_loads(entry: Entry, sentenc
     for case in CASES:
         carry(tmp_path, case.file, [case.carried])
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
-        harness.load_tasks([entry], tmp_path, runs_code=True)
+        harness.load_task(entry, tmp_path, runs_code=True)
 
 
 def test_a_missing_package_is_said_before_a_model_loads(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_missing_package_is_said_before_a_model_loads(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from rewired.evaluate import harness\n"
         "from rewired.evaluate.suites import Entry\n"
-        f"harness.load_tasks([Entry('ifeval')], Path({str(tmp_path)!r}), False)"
+        f"harness.load_task(Entry('ifeval'), Path({str(tmp_path)!r}), False)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     hint = f"needs the package 'langdetect', which is not installed: {install_command('evaluate')}"
@@ -167,7 +167,7 @@ def test_code_is_run_only_with_the_users_leave(tmp_path: Path) -> None:
     (case,) = (case for case in CASES if case.task == "humaneval")
     carry(tmp_path, case.file, [case.carried])
     with pytest.raises(ValueError, match=r"^Task humaneval runs code that the model wrote: allow it with"):
-        harness.load_tasks([Entry("humaneval")], tmp_path, runs_code=False)
+        harness.load_task(Entry("humaneval"), tmp_path, runs_code=False)
 
 
 @needs_sandbox

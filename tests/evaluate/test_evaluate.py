@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from rewired.evaluate import benchmarks, harness, measure
 from rewired.evaluate.evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
-from rewired.evaluate.harness import check_one_bos, load_tasks
+from rewired.evaluate.harness import check_one_bos, load_task
 from rewired.evaluate.measure import Runner
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.statistics import delta
@@ -61,7 +61,7 @@ def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
     results = evaluate(
         request(world, "ladder", tasks=("piqa", "lambada_openai", "gsm8k_cot"), limit=4), RUNNER, tmp_path / "out"
     )
-    tasks = load_tasks([Entry(task.task) for task in results.tasks], world / "rows", False)
+    tasks = [load_task(Entry(task.task), world / "rows", False) for task in results.tasks]
     for name in ("dense", "ladder"):
         model = AutoModelForCausalLM.from_pretrained(world / name, dtype=torch.float32)
         lm = HFLM(model, tokenizer=tokenizer(), batch_size=4)

@@ -102,7 +102,7 @@ def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("mean_recover: 0.9", "has 'mean_recover': take mean_recovery"),
+        ("mean_recover: 0.9", "has the key 'mean_recover', which is not known: did you mean mean_recovery"),
         ("mean_recovery: most", "has mean_recovery 'most': give a number from 0 on"),
         ("about: nothing", "asks for nothing"),
         ("[1, 2", "is not readable YAML"),

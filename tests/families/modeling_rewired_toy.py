@@ -31,13 +31,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from rewired.model.configuration import RewiredConfig, rewired_plan
 from rewired.model.rewired_layer import RewiredLayer
-from rewired.model.rewired_model import (
-    RewiredForCausalLM,
-    RewiredModel,
-    RewiredPreTrainedModel,
-    gains_may_be_missing,
-    recorded_outputs,
-)
+from rewired.model.rewired_model import RewiredForCausalLM, RewiredModel, RewiredPreTrainedModel
 
 from .toy_family import TOY
 
@@ -217,9 +211,6 @@ class RewiredToyPreTrainedModel(RewiredPreTrainedModel, ToyPreTrainedModel):
     family = TOY
     config_class = RewiredToyConfig
     layer_class = RewiredToyDecoderLayer
-    _no_split_modules = ["RewiredToyDecoderLayer"]
-    _keys_to_ignore_on_load_missing = gains_may_be_missing(TOY)
-    _can_record_outputs = recorded_outputs(RewiredToyDecoderLayer, ToyMixer)
 
 
 class RewiredToyModel(RewiredModel, RewiredToyPreTrainedModel, ToyModel):

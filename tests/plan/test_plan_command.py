@@ -17,9 +17,8 @@ from rewired.cli import new_app
 from rewired.convert import cli as convert_cli
 from rewired.extras import missing
 from rewired.plan.cli import add_commands
-from rewired.plan.frontier import quality, selected
 from rewired.plan.ranking import convert_command
-from rewired.plan.wirings import RANKED, candidates
+from rewired.plan.wirings import RANKED, candidates, selected
 
 TINY = ["tiny", "--prompt", "64", "--new", "8"]
 
@@ -224,7 +223,7 @@ def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
 
 def test_quality_is_interpolated_over_layers_of_the_same_wiring() -> None:
     texts = ["ladder+peek@20-30", "ladder+peek@15-30", "desync-4x", "standard+int8@15-30", "ladder@2-9", "ladder+int6"]
-    found = {each.name: quality(each) for each in candidates(named_shapes()["smollm2-135m"], texts)}
+    found = {each.name: each.quality for each in candidates(named_shapes()["smollm2-135m"], texts)}
     known = {key: value and value.kl for key, value in found.items()}
     assert known["ladder+peek@15-30"] == 0.106
     assert known["ladder+peek@20-30"] == pytest.approx(0.041 + (0.106 - 0.041) * 2 / 7)  # 8 layers, 10 and 15

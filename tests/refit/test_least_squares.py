@@ -43,12 +43,12 @@ def test_the_solution_is_that_of_numpy_whatever_the_batches(
         regression.add(torch.tensor(x[:, start:stop]), torch.tensor(y[:, start:stop]), held_out=False)
         start = stop
     regression.add(torch.tensor(x), torch.tensor(y), held_out=True)  # so that the fit is an improvement
-    solution = regression.solve([ridge])
+    delta, errors = regression.solve([ridge])
     for problem in range(problems):
-        if solution.ridges[problem] is not None:
+        if errors.ridges[problem] is not None:
             expected = naive(x[problem], y[problem], ridge)
-            np.testing.assert_allclose(solution.delta[problem].numpy(), expected, rtol=1e-4, atol=1e-5)
-    assert any(ridge is not None for ridge in solution.ridges)
+            np.testing.assert_allclose(delta[problem].numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert any(ridge is not None for ridge in errors.ridges)
 
 
 def fitted(x: torch.Tensor, y: torch.Tensor, held_out_x: torch.Tensor, held_out_y: torch.Tensor, ridges: list[float]):
@@ -62,21 +62,21 @@ def fitted(x: torch.Tensor, y: torch.Tensor, held_out_x: torch.Tensor, held_out_
 def test_errors_are_mean_squares_on_the_held_out_tokens() -> None:
     x, judge = torch.randn(2, 50, 4), torch.randn(2, 20, 4)
     true = torch.randn(2, 4, 3)
-    solution = fitted(x, x @ true, judge, judge @ true, [0.01])
-    assert solution.before == pytest.approx((judge @ true).square().mean().item(), rel=1e-5)
-    left = judge @ solution.delta - judge @ true
-    assert solution.after == pytest.approx(left.square().mean().item(), rel=1e-4)
+    delta, errors = fitted(x, x @ true, judge, judge @ true, [0.01])
+    assert errors.before == pytest.approx((judge @ true).square().mean().item(), rel=1e-5)
+    left = judge @ delta - judge @ true
+    assert errors.after == pytest.approx(left.square().mean().item(), rel=1e-4)
 
 
 def test_what_does_not_help_on_held_out_tokens_is_zero() -> None:
     """Noise fits the tokens that it was fitted on, and no others."""
     x, y = torch.randn(1, 30, 20), torch.randn(1, 30, 5)
     held_out_x, held_out_y = torch.randn(1, 200, 20), torch.randn(1, 200, 5)
-    solution = fitted(x, y, held_out_x, held_out_y, [1e-6])
-    assert not solution.is_better
-    assert solution.ridges == (None,)
-    assert solution.delta.abs().max() == 0
-    assert solution.after == solution.before
+    delta, errors = fitted(x, y, held_out_x, held_out_y, [1e-6])
+    assert not errors.has_fit
+    assert errors.ridges == (None,)
+    assert delta.abs().max() == 0
+    assert errors.after == errors.before
 
 
 def test_each_problem_is_judged_for_itself() -> None:
@@ -84,13 +84,13 @@ def test_each_problem_is_judged_for_itself() -> None:
     true = torch.randn(6, 2)
     y = torch.stack([x[0] @ true, torch.randn(40, 2)])
     held_out_y = torch.stack([judge[0] @ true, torch.randn(40, 2)])
-    solution = fitted(x, y, judge, held_out_y, [1e-6])
-    assert solution.ridges == (1e-6, None)
-    torch.testing.assert_close(solution.delta[0], true, rtol=1e-3, atol=1e-3)
-    assert solution.delta[1].abs().max() == 0
+    delta, errors = fitted(x, y, judge, held_out_y, [1e-6])
+    assert errors.ridges == (1e-6, None)
+    torch.testing.assert_close(delta[0], true, rtol=1e-3, atol=1e-3)
+    assert delta[1].abs().max() == 0
 
 
 @pytest.mark.parametrize("x", [torch.zeros(1, 20, 4), torch.ones(1, 20, 4)], ids=["zero", "dependent"])
 def test_inputs_without_a_solution_change_nothing_or_give_a_finite_one(x: torch.Tensor) -> None:
-    solution = fitted(x, torch.randn(1, 20, 3), x, torch.randn(1, 20, 3), [1e-30])
-    assert solution.delta.isfinite().all()
+    delta, _ = fitted(x, torch.randn(1, 20, 3), x, torch.randn(1, 20, 3), [1e-30])
+    assert delta.isfinite().all()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rewired.model.llama_family import LLAMA
+from rewired.model.family import LLAMA
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.refit import fitting
 from rewired.refit.activation_store import ActivationStore

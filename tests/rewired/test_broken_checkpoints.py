@@ -63,7 +63,7 @@ def link_to_itself(folder: Path) -> None:
 # by what is wrong: how it comes about, and what the sentence says
 BROKEN: dict[str, tuple[Break, str]] = {
     "truncated": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "is not a whole safetensors"),
-    "no header": (lambda f: (f / WEIGHTS).write_bytes(b""), "it ends after 0 bytes, inside its header"),
+    "no header": (lambda f: (f / WEIGHTS).write_bytes(b""), "header too small"),
     "pickled": (pickle, "holds only pickled weights"),
     "other weights": (
         lambda f: edit_json(f / "config.json", transformers_weights="adapter_model.bin"),

@@ -27,7 +27,6 @@ CODE = {
     "configuration.py",
     "family.py",
     "kernels.py",
-    "llama_family.py",
     "modeling_rewired_llama.py",
     "payload.py",
     "presets.py",

@@ -15,7 +15,7 @@ from rewired.model.collectives import launch
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig
 from rewired.model.payload import FORMATS, Section
 from rewired.model.quantisation import in_groups, pack, quantised_sum, unpack
-from rewired.model.reductions import Quantised
+from rewired.model.reductions import Reduction
 from rewired.model.regions import make_region
 from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.model.wiring_text import region_name
@@ -162,7 +162,7 @@ def test_inductor_gives_the_sums_of_eager_mode(trains: bool) -> None:
     parts, sections = torch.randn(2, 1, 7, 128, generator=torch.Generator().manual_seed(0)), (Section(8, 8, 128),)
 
     def run(parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        total, left, left_of_sum = launch(parts, Quantised(None, sections))
+        total, left, left_of_sum = launch(parts, Reduction(None, sections))
         return 2 * total, left, left_of_sum
 
     parts.requires_grad_(trains)

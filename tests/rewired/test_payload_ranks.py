@@ -13,7 +13,7 @@ from rewired.model import quantised_reduction
 from rewired.model.collectives import launch
 from rewired.model.payload import Section
 from rewired.model.quantisation import quantised_sum
-from rewired.model.reductions import Quantised
+from rewired.model.reductions import Reduction
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, Payload, gradients, load, saved
@@ -52,7 +52,7 @@ def parts(dtype: torch.dtype) -> torch.Tensor:
 def sum_on_ranks(dtype: torch.dtype) -> Any:
     world = torch.distributed.group.WORLD
     own = parts(dtype).chunk(world.size())[world.rank()]
-    total, left, left_of_sum = launch(own, Quantised(world.group_name, SECTIONS))
+    total, left, left_of_sum = launch(own, Reduction(world.group_name, SECTIONS))
     return [(each + 0).float().numpy() for each in (total, left, left_of_sum)]  # whoever uses the total waits
 
 

@@ -19,11 +19,10 @@ from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.traffic import LayerTable
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.sweep import Sweep
-from rewired.select.choice import STANDARD
+from rewired.select.choice import BYTES_MIX, EXPOSED_MIX, STANDARD, sent
+from rewired.select.choice import exposed as waits
 from rewired.select.scores import LayerScore
 from rewired.select.select import select
-from rewired.select.wirings import BYTES_MIX, EXPOSED_MIX, sent
-from rewired.select.wirings import exposed as waits
 from tests.evaluate.world import make_dense
 from tests.select.asking import TOKENS, ask, scored
 

@@ -8,8 +8,7 @@ import pytest
 
 from rewired.convert.traffic import Traffic
 from rewired.model.wiring import Wiring
-from rewired.select.choice import STANDARD, Choice
-from rewired.select.wirings import Amount, entries, exposed, last, least, names, sent, units
+from rewired.select.choice import STANDARD, Amount, Choice, entries, exposed, last, least, names, sent, units
 
 WIRINGS = names("ladder; ladder+peek; parallel; parallel+overlap; desync; desync-2x+int4; int4; int8")
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))

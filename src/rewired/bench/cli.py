@@ -12,6 +12,7 @@ import typer
 from rewired.cli import positive_integers, report_errors
 from rewired.extras import needs
 from rewired.model.wiring_text import parse_wirings
+from rewired.progress import is_first_rank
 from rewired.ranks import choose_device
 
 from . import torchrun
@@ -119,7 +120,7 @@ def _bench(
             Emulation() if emulated else None,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
-        if torchrun.is_first_rank():
+        if is_first_rank():
             _write(results, out)
 
 

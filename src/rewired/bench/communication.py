@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
 
@@ -19,27 +18,16 @@ SIZES = tuple(4**power for power in range(6, 13))  # bytes, 4 KiB to 16 MiB
 LARGE = 4**13  # 64 MiB, as a prefill of 4,096 tokens by a 70B sends
 
 
-@dataclass(frozen=True)
-class AllReduceTime:
-    """One row under "all_reduce" of `results.json`."""
-
-    gpus: int
-    link: str
-    bytes: int
-    seconds: float  # the median of the rounds
-    quartiles: tuple[float, float]
-
-
 def measure_all_reduces(
     groups: Mapping[str, ProcessGroup],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     sizes: Sequence[int] | None = None,
     rounds: int = 15,
-) -> list[AllReduceTime]:
-    """The times on each of `groups`, which are named after their links and hold all ranks, by `sizes` in bytes.
+) -> list[dict[str, Any]]:
+    """The rows under "all_reduce" of `results.json`: times on each of `groups`, named after links, by `sizes` in bytes.
 
-    They are timed in turns. All ranks call this together, and return the same: the slowest rank's times.
+    They are timed in turns. All ranks call this together, and return the same: medians of the slowest rank's times.
     """
     runs: dict[tuple[int, str], Run] = {}
     for size in sizes or (SIZES if torch.device(device).type == "cpu" else (*SIZES, LARGE)):
@@ -50,7 +38,8 @@ def measure_all_reduces(
     rows = []
     for (size, name), samples in interleaved(runs, rounds, "bench: all-reduces: round").items():
         low, middle, high = quantiles(samples["seconds"], n=4, method="inclusive")
-        rows.append(AllReduceTime(distributed.get_world_size(), name, size, middle, (low, high)))
+        where = {"gpus": distributed.get_world_size(), "link": name, "bytes": size}
+        rows.append(where | {"seconds": middle, "quartiles": [low, high]})
     return rows
 
 

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
@@ -18,20 +17,11 @@ STOCK = "stock"  # transformers' own class, by its own tensor parallelism
 OWN = "own"  # the wiring that the checkpoint has
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A model to time: the regions of its wiring in their JSON form. The stock model has none."""
 
     name: str
     entries: list[dict[str, Any]]
-
-    @property
-    def is_stock(self) -> bool:
-        return self.name == STOCK
-
-    @property
-    def communicates(self) -> bool:
-        return self.name != NONE
 
 
 def contenders(names: Sequence[str], shape: Shape, own: list[dict[str, Any]]) -> list[Contender]:
@@ -39,23 +29,17 @@ def contenders(names: Sequence[str], shape: Shape, own: list[dict[str, Any]]) ->
 
     Raises ValueError for a name that means nothing, or a wiring that the model cannot have.
     """
-    return [_contender(name, shape, own) for name in dict.fromkeys([STOCK, STANDARD, *names])]
+    return [Contender(name, _entries(name, shape, own)) for name in dict.fromkeys([STOCK, STANDARD, *names])]
 
 
-def _contender(name: str, shape: Shape, own: list[dict[str, Any]]) -> Contender:
+def _entries(name: str, shape: Shape, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if name in (STOCK, STANDARD, NONE):
+        return []
     try:
-        entries = _entries(name, own)
+        if name == OWN and not own:
+            raise ValueError("This is the wiring of a rewired checkpoint, and this model has none.")
+        entries = own if name == OWN else parse_wiring(name)
         shape.wiring(entries)
     except ValueError as error:
         raise ValueError(f"--wirings {name}: {error}") from None
-    return Contender(name, entries)
-
-
-def _entries(name: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if name == OWN:
-        if not own:
-            raise ValueError("This is the wiring of a rewired checkpoint, and this model has none.")
-        return own
-    if name in (STOCK, STANDARD, NONE):
-        return []
-    return parse_wiring(name)
+    return entries

@@ -11,7 +11,6 @@ import ctypes
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
+
+from rewired import signals
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,7 +57,7 @@ class EmulatedLink:
         self.check_machine()
         _remove_what_killed_runs_left()
         network = EmulatedNetwork(f"rewired-{os.getpid()}", ranks)
-        with _exit_on_sigterm():
+        with signals.end_cleanly():
             try:
                 network.make(self)
                 yield network
@@ -153,20 +153,6 @@ def _run(command: str) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
         raise ValueError(f"This machine has no emulated links: `{command}` failed ({reason}).")
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is within by an exception, as Ctrl-C does."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _remove_what_killed_runs_left() -> None:

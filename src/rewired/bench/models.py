@@ -24,7 +24,7 @@ from rewired.model.family import Family
 from rewired.model.residual_stream import PeekGain
 from rewired.model.sharding import on_this_rank
 
-from .contenders import Contender
+from .contenders import STOCK, Contender
 
 STD = 0.02  # of random weights: any that keep activations finite will do
 
@@ -88,7 +88,7 @@ def build(contender: Contender, config: PreTrainedConfig, tp_shards: int, mesh: 
 
 def config_of(contender: Contender, config: PreTrainedConfig, tp_shards: int) -> PreTrainedConfig:
     """That of a contender, of the sizes of `config`."""
-    if contender.is_stock:
+    if contender.name == STOCK:
         return config
     wired = {**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards}
     rewired: PreTrainedConfig = classes(_family(config), "Config")(**wired)

@@ -20,7 +20,7 @@ from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
-from rewired.progress import announce
+from rewired.progress import announce, is_first_rank
 from rewired.ranks import leave_group, run_on_ranks
 from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
@@ -47,7 +47,9 @@ def bench(
     """
     check_link(request)
     if request.engine == VLLM:
-        _check_vllm(profiles)
+        vllm_version()
+        if profiles:
+            raise ValueError("--profile traces models in transformers: leave it out, or --engine vllm.")
     if torchrun.is_joined():
         torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
@@ -68,7 +70,7 @@ def bench(
         if missing or profile:
             _measure(_job(request, model.for_ranks(tp), rivals, tp, profile), missing, measured)
             measured = CellFile(out, request, content)
-        if profile and torchrun.is_first_rank():
+        if profile and is_first_rank():
             names = [rival.name for rival in rivals]
             profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")
     if torchrun.is_joined():
@@ -106,13 +108,9 @@ def _find(request: BenchRequest) -> _Model:
     whole = request.layers is None and checkpoint.is_rewired
     folder = checkpoint_folder(request.model)
     check_loadable(folder)
-    return _Model(
-        shape,
-        {**checkpoint.config, "num_hidden_layers": shape.num_hidden_layers},
-        checkpoint.wiring.to_json() if whole else [],
-        checkpoint.tp_shards if whole else None,
-        folder,
-    )
+    config = {**checkpoint.config, "num_hidden_layers": shape.num_hidden_layers}
+    wiring, tp_shards = (checkpoint.wiring.to_json(), checkpoint.tp_shards) if whole else ([], None)
+    return _Model(shape, config, wiring, tp_shards, folder)
 
 
 def _cut(shape: Shape, layers: int | None) -> Shape:
@@ -131,12 +129,6 @@ def _job(
     rivals = [rival for rival in rivals if has_none or rival.name != NONE]
     tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
     return RankJob(request, model.config, rivals, tp, tp_shards, model.folder, profile)
-
-
-def _check_vllm(profiles: bool) -> None:
-    vllm_version()
-    if profiles:
-        raise ValueError("--profile traces models in transformers: leave it out, or --engine vllm.")
 
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:

@@ -23,10 +23,6 @@ def ranks_of_this_machine() -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
-def is_first_rank() -> bool:
-    return not is_joined() or os.environ["RANK"] == "0"
-
-
 def join(device: str, timeout_seconds: float) -> None:
     """Enter the process group: NCCL on "cuda", gloo on "cpu"."""
     import torch

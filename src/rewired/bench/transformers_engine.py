@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """
     _quiet_ranks()
     groups = groups_of(job.request, job.tp)
-    of_links = measure_all_reduces(groups, getattr(torch, job.request.dtype), job.request.device) if job.tp > 1 else []
-    all_reduces = [asdict(each) for each in of_links]
+    dtype: torch.dtype = getattr(torch, job.request.dtype)
+    all_reduces = measure_all_reduces(groups, dtype, job.request.device) if job.tp > 1 else []
     models = _models(job, groups)
     _check_logits(models, job)
     for batch in batches:
@@ -116,13 +116,11 @@ def _ready(models: Models, groups: Groups, engine: Steps) -> dict[tuple[int, str
     """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
     names = [name for _, name in models]
-    of_model: dict[int, list[Run]] = {}  # links that share a group share their models
+    runs_of = cache(lambda model: list(engine.runs(model)))  # links that share a group share their models
     runs: dict[tuple[int, str, str], Run] = {}
     with Progress("bench: warm up model", len(models)) as progress:
         for (link, name), model in models.items():
-            if id(model) not in of_model:
-                of_model[id(model)] = list(engine.runs(model))
-            for kind, run in enumerate(of_model[id(model)]):
+            for kind, run in enumerate(runs_of(model)):
                 runs[kind, link, name] = on_link(link, groups[link], run)
                 runs[kind, link, name]()
                 runs[kind, link, name]()
@@ -139,21 +137,16 @@ def _models(job: RankJob, groups: Groups) -> Models:
     if job.weights is not None:
         weights.load(job.weights, config, job.tp)
     silent = silent_group() if job.tp > 1 else None
+    entries = dict(job.contenders)
 
-    def made(group: Any, contender: Contender) -> Any:
-        mesh = mesh_of(group if contender.communicates else silent, request.device) if job.tp > 1 else None
-        model = build(contender, config, job.tp_shards, mesh)
+    @cache  # links may share a group, and then they share its models
+    def made(group: Any, name: str) -> Any:
+        mesh = mesh_of(silent if name == NONE else group, request.device) if job.tp > 1 else None
+        model = build(Contender(name, entries[name]), config, job.tp_shards, mesh)
         weights.fill(model, mesh)
         return model
 
-    of_group: dict[tuple[int, str], Any] = {}  # links may share a group, and then they share its models
-    for group, contender in product(groups.values(), job.contenders):
-        if (id(group), contender.name) not in of_group:
-            of_group[id(group), contender.name] = made(group, contender)
-    return {
-        (link, contender.name): of_group[id(group), contender.name]
-        for (link, group), contender in product(groups.items(), job.contenders)
-    }
+    return {(link, name): made(group, name) for (link, group), name in product(groups.items(), entries)}
 
 
 def _device(request: BenchRequest) -> torch.device:

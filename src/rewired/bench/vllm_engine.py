@@ -108,7 +108,7 @@ def _engine(contender: Contender, config: PreTrainedConfig, job: RankJob, batch:
     request, length = job.request, job.request.prompt + job.request.new
     own = config_of(contender, config, job.tp_shards)
     architecture = family_in(job.config).architecture
-    own.architectures = [architecture if contender.is_stock else f"Rewired{architecture}"]
+    own.architectures = [architecture if contender.name == STOCK else f"Rewired{architecture}"]
     own.save_pretrained(folder)
     with starting(contender.name):
         from vllm import LLM

@@ -7,7 +7,6 @@ while they load a model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 from rewired.model.family import KV_HEADS
 from rewired.quantities import size
 
-from .checkpoint import INDEX, Checkpoint, read_json
+from .checkpoint import Checkpoint
 from .memory import cache_bytes
 from .records import KV_HEAD_COPIES
+from .safetensors_header import read_header
 from .shape import Shape
-from .tensors import check_finite, read_tensor, save_tensors, write_index
-
-OnBytes = Callable[[int, int], None]  # hears how many bytes more are written, and of how many
+from .tensors import OnBytes, check_finite, read_tensor, rewrite
 
 
 def copies_in(checkpoint: Checkpoint) -> int:
@@ -84,25 +82,17 @@ def _with_heads(checkpoint: Checkpoint, heads: int, copies: int) -> Checkpoint:
 def _write(
     source: Checkpoint, target: Checkpoint, change: Callable[[Any], Any], folder: Path, on_bytes: OnBytes
 ) -> Checkpoint:
-    from safetensors import safe_open
+    changing = _tensors(source.shape)
 
-    changing, total = _tensors(source.shape), sum(path.stat().st_size for path in source.weight_files())
-    for path in source.weight_files():
-        tensors: dict[str, Any] = {}
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            for name in file.keys():  # noqa: SIM118 - a safetensors handle is no dict
-                tensor = file.get_tensor(name)
-                check_finite(name, tensor)
-                changed = change(_by_head(tensor, source.shape)).flatten(0, 1) if name in changing else tensor
-                tensors[name] = changed.contiguous()
-        save_tensors(tensors, folder / path.name, metadata)
-        (folder / path.name).chmod(path.stat().st_mode)
-        on_bytes(path.stat().st_size, total)
-    if (source.folder / INDEX).is_file():
-        write_index(folder, read_json(source.folder / INDEX).get("metadata", {}))
-    (folder / "config.json").write_text(json.dumps(target.config, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    return Checkpoint.open(folder)
+    def changed(path: Path, name: str) -> Any:
+        tensor = read_tensor(path, name)
+        check_finite(name, tensor)
+        return change(_by_head(tensor, source.shape)).flatten(0, 1).contiguous() if name in changing else tensor
+
+    def tensors_of(path: Path) -> dict[str, Any]:
+        return {name: changed(path, name) for name in read_header(path)}
+
+    return rewrite(source, folder, target.config, tensors_of, on_bytes)
 
 
 def _by_head(tensor: Any, shape: Shape) -> Any:

@@ -21,17 +21,6 @@ AUTHORS_LADDER = "llamaLadder"  # the Ladder paper's authors' own format, of Lla
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a module of a layer does, all ranks together: numbers of its matrices, and of what lies between those."""
-
-    weights: int
-    activations: int  # of a token
-    heads: int = 0  # of attention, as the following
-    kv_heads: int = 0
-    head_dim: int = 0
-
-
-@dataclass(frozen=True)
 class Shape:
     """The sizes of a model, under the names of its config."""
 
@@ -108,18 +97,13 @@ class Shape:
         """The wiring of this model that `entries` say in their JSON form. Raises ValueError."""
         return Wiring.from_json(entries, self.num_hidden_layers, self.hidden_size)
 
-    def work(self, module: Module) -> Work:
-        """What a module does in each layer."""
-        widths = [self.size(linear.width) for linear in module.linears]
-        if not module.is_attention:
-            return Work(self.hidden_size * sum(widths), sum(widths))
-        heads = self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        return Work(self.hidden_size * sum(widths), 0, *heads)
+    def module_weights(self, module: Module) -> int:
+        """How many weights the projections of a module have, in each layer."""
+        return self.hidden_size * sum(self.size(linear.width) for linear in module.linears)
 
     @property
     def layer_weights(self) -> int:
-        """How many weights the projections of a layer have."""
-        return sum(self.work(module).weights for module in self.family.modules)
+        return sum(map(self.module_weights, self.family.modules))
 
     @property
     def head_weights(self) -> int:

@@ -1,20 +1,22 @@
-"""Tensors in safetensors files: one of them read, many of them written."""
+"""Tensors in safetensors files: one of them read, many of them written, whole checkpoints made of others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import INDEX, Checkpoint
-from .safetensors_header import data_size, read_header
+from safetensors import SafetensorError, safe_open
+
+from .checkpoint import INDEX, Checkpoint, read_json
+from .safetensors_header import read_header
+
+OnBytes = Callable[[int, int], None]  # hears how many bytes more are written, and of how many
 
 
 def read_tensor(path: Path, name: str) -> Any:
     """One tensor of a safetensors file."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         return file.get_tensor(name)
 
@@ -34,7 +36,6 @@ def check_finite(name: str, tensor: Any) -> None:
 
 def save_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None) -> None:
     """Write a safetensors file to `path`. Raises OSError where it cannot be written."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
@@ -45,9 +46,33 @@ def save_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str] |
 
 def write_index(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Write the index of all safetensors files in `folder`; its `metadata` with their size."""
-    files = sorted(folder.glob("*.safetensors"))
+    tensors = {name: info for file in sorted(folder.glob("*.safetensors")) for name, info in read_header(file).items()}
     index = {
-        "metadata": {**metadata, "total_size": sum(map(data_size, files))},
-        "weight_map": {name: file.name for file in files for name in read_header(file)},
+        "metadata": {**metadata, "total_size": sum(info.size for info in tensors.values())},
+        "weight_map": {name: info.file for name, info in tensors.items()},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def rewrite(
+    source: Checkpoint,
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors_of: Callable[[Path], dict[str, Any]],
+    on_bytes: OnBytes,
+) -> Checkpoint:
+    """Write the tensors that `tensors_of` makes of each file of `source`, and `config`, into the empty `folder`.
+
+    One file is in memory at a time.
+    """
+    total = sum(path.stat().st_size for path in source.weight_files())
+    for path in source.weight_files():
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        save_tensors(tensors_of(path), folder / path.name, metadata)
+        (folder / path.name).chmod(path.stat().st_mode)
+        on_bytes(path.stat().st_size, total)
+    if (source.folder / INDEX).is_file():
+        write_index(folder, read_json(source.folder / INDEX).get("metadata", {}))
+    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return Checkpoint.open(folder)

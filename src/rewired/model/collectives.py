@@ -20,7 +20,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import reductions
-from .reductions import Outcome, Plain, Reduction, add, finish, own
+from .reductions import Outcome, Reduction, add, finish, own
 
 
 def launch(put_in: torch.Tensor, reduction: Reduction) -> Outcome:
@@ -105,7 +105,7 @@ class _Land(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (started,) = Plain(ctx.group).start(_widened(gradient[..., : ctx.channels]))
+        (started,) = Reduction(ctx.group).start(_widened(gradient[..., : ctx.channels]))
         # a graph adds up gradients without waiting for them, and several readers may land one update
         return gradient, finish(started) if torch.compiler.is_compiling() else started, None
 
@@ -119,7 +119,7 @@ class _SumGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (started,) = Plain(ctx.group).start(torch.cat([_widened(gradient).flatten() for gradient in gradients]))
+        (started,) = Reduction(ctx.group).start(torch.cat([_widened(gradient).flatten() for gradient in gradients]))
         sums = finish(started).split([gradient.numel() for gradient in gradients])
         return None, *(total.view_as(own).to(own.dtype) for total, own in zip(sums, gradients, strict=True))
 

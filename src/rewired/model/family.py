@@ -1,6 +1,6 @@
 """A family of models as data: the modules of its layers, and the tensors around them. Without torch.
 
-Everything outside of a family's own two files (this data, and its classes) takes the names from here.
+Everything but this file and a family's own classes takes the names from here.
 """
 
 from __future__ import annotations
@@ -203,3 +203,38 @@ def usual_modules(
             writer=Linear("down_proj", NEURONS, mlp_bias),
         ),
     )
+
+
+LLAMA = Family(
+    model_type="llama",
+    name="Llama",
+    modeling="rewired.model.modeling_rewired_llama",
+    unread="pretraining_tp",
+    modules=usual_modules("attention_bias", "attention_bias", "mlp_bias"),
+)
+MISTRAL = Family(  # the dense ones: 7B, Nemo, Small
+    model_type="mistral",
+    name="Mistral",
+    modeling="rewired.model.modeling_rewired_mistral",
+    modules=usual_modules(),
+    has_windows=True,
+)
+QWEN2 = Family(  # dense; also Qwen2.5, and what was distilled into either
+    model_type="qwen2",
+    name="Qwen2",
+    modeling="rewired.model.modeling_rewired_qwen2",
+    modules=usual_modules(reader_bias=True),
+    has_windows=True,
+)
+QWEN3 = Family(  # dense
+    model_type="qwen3",
+    name="Qwen3",
+    modeling="rewired.model.modeling_rewired_qwen3",
+    modules=usual_modules(
+        "attention_bias",
+        "attention_bias",
+        inside_attention=(Replicated("q_norm", HEAD_DIM), Replicated("k_norm", HEAD_DIM)),
+    ),
+    head_dim=128,
+    has_windows=True,
+)

@@ -7,7 +7,6 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
     LlamaDecoderLayer,
     LlamaForCausalLM,
     LlamaModel,
@@ -15,15 +14,9 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from .configuration import RewiredConfig, rewired_plan
-from .llama_family import LLAMA
+from .family import LLAMA
 from .rewired_layer import RewiredLayer
-from .rewired_model import (
-    RewiredForCausalLM,
-    RewiredModel,
-    RewiredPreTrainedModel,
-    gains_may_be_missing,
-    recorded_outputs,
-)
+from .rewired_model import RewiredForCausalLM, RewiredModel, RewiredPreTrainedModel
 
 
 @strict
@@ -43,9 +36,6 @@ class RewiredLlamaPreTrainedModel(RewiredPreTrainedModel, LlamaPreTrainedModel):
     family = LLAMA
     config_class = RewiredLlamaConfig
     layer_class = RewiredLlamaDecoderLayer
-    _no_split_modules = ["RewiredLlamaDecoderLayer"]
-    _keys_to_ignore_on_load_missing = gains_may_be_missing(LLAMA)
-    _can_record_outputs = recorded_outputs(RewiredLlamaDecoderLayer, LlamaAttention)
 
 
 class RewiredLlamaModel(RewiredModel, RewiredLlamaPreTrainedModel, LlamaModel):
@@ -54,10 +44,3 @@ class RewiredLlamaModel(RewiredModel, RewiredLlamaPreTrainedModel, LlamaModel):
 
 class RewiredLlamaForCausalLM(RewiredForCausalLM, RewiredLlamaPreTrainedModel, LlamaForCausalLM):
     base_class = RewiredLlamaModel
-
-
-RewiredLlamaConfig.register_for_auto_class()
-RewiredLlamaModel.register_for_auto_class("AutoModel")
-RewiredLlamaForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-
-__all__ = ["RewiredLlamaConfig", "RewiredLlamaForCausalLM", "RewiredLlamaModel", "RewiredLlamaPreTrainedModel"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import MistralConfig
 from transformers.models.mistral.modeling_mistral import (
-    MistralAttention,
     MistralDecoderLayer,
     MistralForCausalLM,
     MistralModel,
@@ -13,15 +12,9 @@ from transformers.models.mistral.modeling_mistral import (
 )
 
 from .configuration import RewiredConfig, rewired_plan
-from .mistral_family import MISTRAL
+from .family import MISTRAL
 from .rewired_layer import RewiredLayer
-from .rewired_model import (
-    RewiredForCausalLM,
-    RewiredModel,
-    RewiredPreTrainedModel,
-    gains_may_be_missing,
-    recorded_outputs,
-)
+from .rewired_model import RewiredForCausalLM, RewiredModel, RewiredPreTrainedModel
 
 
 @strict
@@ -39,9 +32,6 @@ class RewiredMistralPreTrainedModel(RewiredPreTrainedModel, MistralPreTrainedMod
     family = MISTRAL
     config_class = RewiredMistralConfig
     layer_class = RewiredMistralDecoderLayer
-    _no_split_modules = ["RewiredMistralDecoderLayer"]
-    _keys_to_ignore_on_load_missing = gains_may_be_missing(MISTRAL)
-    _can_record_outputs = recorded_outputs(RewiredMistralDecoderLayer, MistralAttention)
 
 
 class RewiredMistralModel(RewiredModel, RewiredMistralPreTrainedModel, MistralModel):
@@ -50,10 +40,3 @@ class RewiredMistralModel(RewiredModel, RewiredMistralPreTrainedModel, MistralMo
 
 class RewiredMistralForCausalLM(RewiredForCausalLM, RewiredMistralPreTrainedModel, MistralForCausalLM):
     base_class = RewiredMistralModel
-
-
-RewiredMistralConfig.register_for_auto_class()
-RewiredMistralModel.register_for_auto_class("AutoModel")
-RewiredMistralForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-
-__all__ = ["RewiredMistralConfig", "RewiredMistralForCausalLM", "RewiredMistralModel", "RewiredMistralPreTrainedModel"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3Attention,
     Qwen3DecoderLayer,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -13,15 +12,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .configuration import RewiredConfig, rewired_plan
-from .qwen3_family import QWEN3
+from .family import QWEN3
 from .rewired_layer import RewiredLayer
-from .rewired_model import (
-    RewiredForCausalLM,
-    RewiredModel,
-    RewiredPreTrainedModel,
-    gains_may_be_missing,
-    recorded_outputs,
-)
+from .rewired_model import RewiredForCausalLM, RewiredModel, RewiredPreTrainedModel
 
 
 @strict
@@ -39,9 +32,6 @@ class RewiredQwen3PreTrainedModel(RewiredPreTrainedModel, Qwen3PreTrainedModel):
     family = QWEN3
     config_class = RewiredQwen3Config
     layer_class = RewiredQwen3DecoderLayer
-    _no_split_modules = ["RewiredQwen3DecoderLayer"]
-    _keys_to_ignore_on_load_missing = gains_may_be_missing(QWEN3)
-    _can_record_outputs = recorded_outputs(RewiredQwen3DecoderLayer, Qwen3Attention)
 
 
 class RewiredQwen3Model(RewiredModel, RewiredQwen3PreTrainedModel, Qwen3Model):
@@ -50,10 +40,3 @@ class RewiredQwen3Model(RewiredModel, RewiredQwen3PreTrainedModel, Qwen3Model):
 
 class RewiredQwen3ForCausalLM(RewiredForCausalLM, RewiredQwen3PreTrainedModel, Qwen3ForCausalLM):
     base_class = RewiredQwen3Model
-
-
-RewiredQwen3Config.register_for_auto_class()
-RewiredQwen3Model.register_for_auto_class("AutoModel")
-RewiredQwen3ForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-
-__all__ = ["RewiredQwen3Config", "RewiredQwen3ForCausalLM", "RewiredQwen3Model", "RewiredQwen3PreTrainedModel"]

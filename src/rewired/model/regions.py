@@ -10,14 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from .payload import FULL
 from .presets import PRESETS, STANDARD, Options
-
-Merge = Literal["sum", "mean"]
-InitialGain = Literal["one", "sqrt_shards"]
-Covered = Literal["both", "attn", "mlp"]  # modules of a layer
 
 
 @dataclass(frozen=True)
@@ -38,15 +34,13 @@ class Region:
         return int(self.options["delay"]) if self.options["overlap"] else 0
 
     @property
-    def merge(self) -> Merge:
-        """How local parts are folded into a reduction."""
-        merge: Merge = self.options.get("merge", "sum")
-        return merge
+    def merge(self) -> str:
+        """How local parts are folded into a reduction: by `sum` or `mean`."""
+        return str(self.options.get("merge", "sum"))
 
     @property
-    def initial_gain(self) -> InitialGain:
-        gain: InitialGain = self.options["initial_gain"]
-        return gain
+    def initial_gain(self) -> str:
+        return str(self.options["initial_gain"])
 
     @property
     def payload(self) -> str:
@@ -172,7 +166,7 @@ class LayerRange:
 
     start: int
     stop: int
-    module: Covered = "both"
+    module: str = "both"  # or attn, or mlp
 
     def __str__(self) -> str:
         return f"{self.start}-{self.stop}" + ("" if self.module == "both" else f":{self.module}")
@@ -194,7 +188,6 @@ def parse_layers(spec: str, num_layers: int) -> tuple[LayerRange, ...]:
 
 
 def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
-    modules: dict[str | None, Covered] = {None: "both", "attn": "attn", "mlp": "mlp"}
     match = re.fullmatch(r"(\d*)(-?)(\d*)(?::(attn|mlp))?", item)
     first, dash, last, module = match.groups() if match else ("", "", "", None)
     if not (first or last):
@@ -215,7 +208,7 @@ def _parse_range(item: str, spec: str, num_layers: int) -> LayerRange:
             f"Layers '{item}' name no layer: a range is half-open, so its end must be larger than its start "
             f"(the model has {_layers(num_layers)})."
         )
-    return LayerRange(start, stop, modules[module])
+    return LayerRange(start, stop, module or "both")
 
 
 def _layers(num_layers: int) -> str:
@@ -227,7 +220,7 @@ def as_ranges(indices: Iterable[int]) -> list[LayerRange]:
     covered = set(indices)
     ranges: list[LayerRange] = []
     for layer in sorted({index // 2 for index in covered}):
-        module: Covered = "both" if {2 * layer, 2 * layer + 1} <= covered else "attn" if 2 * layer in covered else "mlp"
+        module = "both" if {2 * layer, 2 * layer + 1} <= covered else "attn" if 2 * layer in covered else "mlp"
         if ranges and ranges[-1].stop == layer and ranges[-1].module == module:
             ranges[-1] = replace(ranges[-1], stop=layer + 1)
         else:

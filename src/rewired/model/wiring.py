@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .payload import FULL, OF_LAST_MODULE, Sections, keeps_channels, make_sections, packed_bytes
 from .presets import PRESETS
-from .regions import Merge, Region, complete, parse_region, parse_regions
+from .regions import Region, complete, parse_region, parse_regions
 
 Reduce = Literal["all", "none", "shared"]
 
@@ -105,7 +105,7 @@ class ModuleWiring:
     region: Region
     delay: int
     reduce: Reduce
-    merge: Merge
+    merge: str
     shared_channels: int  # how many channels of the output are reduced
     sections: Sections = ()
     keeps_rest: bool = False

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import csv
 import math
+import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from .fusion import NO_FUSION, SUFFIX, Fusion
 from .hardware import Hardware
 
 _T = TypeVar("_T")
 
 LIBRARIES = ("vllm", "vllm-fused", "trtllm", "nccl")
+_FUSED = "-fused"  # an engine fuses the library's all-reduces with the residual's addition and the norm after them
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class AllReduce:
     gpus_per_node: int
     slack: float = 0.0
     hide: float = 0.0
-    fusion: Fusion = NO_FUSION
+    fusion_saving: float = 0.0  # seconds, where the norm after an all-reduce waits for it and is fused with it
+    fusion_up_to: Mapping[int, float] = field(default_factory=dict)  # bytes of the largest such message, by GPUs
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
@@ -113,8 +115,8 @@ class AllReduce:
 
     def waited_seconds(self, size: float, gpus: int) -> float:
         """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
-        seconds = self.seconds(size, gpus)
-        return max(seconds - self.scale * self.fusion.saved(size, gpus), 0.0)
+        saved = self.fusion_saving if size <= self.fusion_up_to.get(gpus, 0) else 0.0
+        return max(self.seconds(size, gpus) - self.scale * saved, 0.0)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
         """Of an all-to-all and an all-gather in its place that send what an all-reduce of `size` bytes would."""
@@ -164,7 +166,7 @@ def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:
     """Raises ValueError where this library was not measured on this machine."""
     if library not in LIBRARIES:
         raise ValueError(f"There is no library '{library}': choose one of {', '.join(LIBRARIES)}.")
-    library = library.removesuffix(SUFFIX)
+    library = library.removesuffix(_FUSED)
     if hardware.measured is None:
         return {}
     curves = measured_curves(hardware.measured, library)
@@ -174,6 +176,19 @@ def curves_of(hardware: Hardware, library: str) -> Mapping[int, Curve]:
             f"No all-reduce of {library} was measured on {hardware.title}: choose --library {' or '.join(there)}."
         )
     return curves
+
+
+def fusion_of(hardware: Hardware, library: str) -> dict[str, Any]:
+    """What AllReduce says of fused ones, from engines.toml. Raises ValueError where engines do not fuse here."""
+    if not library.endswith(_FUSED):
+        return {}
+    table = tomllib.loads((files("rewired.plan") / "engines.toml").read_text("utf-8"))["fusion"]
+    if hardware.name not in table["up_to"]:
+        raise ValueError(
+            f"Engines fuse no all-reduce on {hardware.title}: choose --library {library.removesuffix(_FUSED)}."
+        )
+    up_to = {int(gpus): size for gpus, size in table["up_to"][hardware.name].items()}
+    return {"fusion_saving": table["saving"], "fusion_up_to": up_to}
 
 
 def halves_of(hardware: Hardware) -> Mapping[int, tuple[Curve, Curve]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rewired.checkpoint.shape import Shape, Work
+from rewired.checkpoint.shape import Shape
 
 from .engine import Engine
 from .hardware import Hardware
@@ -41,19 +41,19 @@ class Rank:
     weights: Weights = BF16
 
     def attention(self, step: Step) -> float:
-        work = self._works[0]
         return (
-            self.products(step.rows, work.weights / self.tp, self.weights)
+            self.products(step.rows, self._module_weights[0] / self.tp, self.weights)
             + self.scores(step)
             + self._stream(step.rows)
             + self.engine.attention_overhead
         )
 
     def mlp(self, step: Step) -> float:
-        work = self._works[1]
+        weights = self._module_weights[1]
+        activations = weights // self.shape.hidden_size  # of a token, between the products
         return (
-            self.products(step.rows, work.weights / self.tp, self.weights)
-            + self._roofline(0, step.rows * work.activations / self.tp * _ITEM)
+            self.products(step.rows, weights / self.tp, self.weights)
+            + self._roofline(0, step.rows * activations / self.tp * _ITEM)
             + self._stream(step.rows)
             + self.engine.mlp_overhead
         )
@@ -74,20 +74,20 @@ class Rank:
 
     def scores(self, step: Step) -> float:
         """Queries against the cache. Flash attention skips the half of a prompt that is masked."""
-        engine, work = self.engine, self._works[0]
+        engine, head_dim = self.engine, self.shape.head_dim
         positions = max(engine.static_cache, step.context)
-        heads = work.heads / self.tp
-        kv_heads = max(1.0, work.kv_heads / self.tp)
+        heads = self.shape.num_attention_heads / self.tp
+        kv_heads = max(1.0, self.shape.num_key_value_heads / self.tp)
         attended = positions if engine.score_passes else positions - (step.new - 1) / 2
         readers = heads * engine.cache_passes if engine.cache_passes else kv_heads
-        cache = 2 * step.sequences * positions * work.head_dim * _ITEM * readers
+        cache = 2 * step.sequences * positions * head_dim * _ITEM * readers
         matrix = step.rows * heads * positions * _ITEM * engine.score_passes
-        return self._roofline(4 * step.rows * attended * heads * work.head_dim, cache + matrix)
+        return self._roofline(4 * step.rows * attended * heads * head_dim, cache + matrix)
 
     @cached_property
-    def _works(self) -> list[Work]:
+    def _module_weights(self) -> list[int]:
         """The attention's and the MLP's."""
-        return [self.shape.work(module) for module in self.shape.family.modules]
+        return [self.shape.module_weights(module) for module in self.shape.family.modules]
 
     def _stream(self, rows: int) -> float:
         return self._roofline(0, _STREAM_PASSES * rows * self.shape.hidden_size * _ITEM)

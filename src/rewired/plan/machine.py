@@ -9,10 +9,9 @@ from rewired.model.wiring import Wiring
 
 from . import engine as engines
 from . import hardware as machines
-from .all_reduce_time import AllReduce, Network, Ring, curves_of, halves_of
+from .all_reduce_time import AllReduce, Network, Ring, curves_of, fusion_of, halves_of
 from .compute import Rank, Step
 from .engine import Engine
-from .fusion import fusion_of
 from .hardware import Hardware
 from .pass_time import PassTime, pass_time
 from .weights import BF16, Weights, weights_called
@@ -32,10 +31,15 @@ class Load:
     prompt: int
     new: int
 
+    @property
+    def steps(self) -> tuple[Step, Step]:
+        """The prefill, and a decoding step in the middle of the generation."""
+        return Step(self.batch, self.prompt, self.prompt), Step(self.batch, 1, self.prompt + self.new / 2)
+
 
 @dataclass(frozen=True)
 class Generation:
-    """A prefill, and a decoding step in the middle of the generation."""
+    """The times of a load's steps."""
 
     prefill: PassTime
     decode: PassTime
@@ -61,12 +65,8 @@ class Machine:
 
     def generate(self, shape: Shape, wiring: Wiring, load: Load, communicates: bool = True) -> Generation:
         rank = self.rank(shape)
-
-        def time(step: Step) -> PassTime:
-            return pass_time(rank, self.all_reduce, wiring, step, communicates)
-
-        prefill = time(Step(load.batch, load.prompt, load.prompt))
-        return Generation(prefill, time(Step(load.batch, 1, load.prompt + load.new / 2)), load)
+        prefill, decode = (pass_time(rank, self.all_reduce, wiring, step, communicates) for step in load.steps)
+        return Generation(prefill, decode, load)
 
     def rank(self, shape: Shape) -> Rank:
         return Rank(shape, self.hardware, self.engine, self.tp, self.weights)
@@ -91,9 +91,9 @@ def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:
         Network(engine.network_step, sheet.network_bandwidth * sheet.gpus_per_node),
         sheet.gpus_per_node,
         slack=engine.slack,
-        fusion=fusion_of(sheet, library),
         hide=engine.slow_hide if sheet.link_bandwidth < _SLOW else engine.hide,
         halves=halves_of(sheet),
+        **fusion_of(sheet, library),
     )
 
 

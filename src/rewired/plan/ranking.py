@@ -16,11 +16,10 @@ from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import wiring_text
 from rewired.quantities import count
 
-from .frontier import Quality, quality, selected
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
 from .weights import BF16
-from .wirings import Candidate, candidates
+from .wirings import Candidate, candidates, selected
 
 DEFAULT_MAX_KL = 0.25  # nats a token
 GOALS = ("ttft", "latency", "throughput")
@@ -78,12 +77,11 @@ class Priced:
     high: float
     exposed: int  # all-reduces that a token waits for
     waited_bytes: int  # of their messages, a token
-    quality: Quality | None
 
     @property
     def kl(self) -> float:
         """Infinite where it is not measured: it may be anything."""
-        return math.inf if self.quality is None else self.quality.kl
+        return math.inf if self.candidate.quality is None else self.candidate.quality.kl
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,6 @@ def _price(
                 high=max(gains),
                 exposed=len(waiting),
                 waited_bytes=sum(module.payload_bytes(_ITEM) for module in waiting),
-                quality=quality(candidate),
             )
         )
     return sorted(rows, key=lambda row: (-row.speedup, row.kl))

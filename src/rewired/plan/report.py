@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rewired.quantities import count
 from rewired.tables import new_table
 
-from .compute import Step
-from .machine import best_share, capacity
+from .machine import Load, best_share, capacity
 from .pass_time import pass_time
 from .ranking import Priced, Ranking
 from .weights import BF16
@@ -35,7 +35,7 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     for batch, cache in plan.caches.items():
         console.print(_table(plan, batch, cache))
     lines = list(plan.left_out)
-    if any(row.quality and row.quality.source.startswith("SmolLM2") for row in plan.rows):
+    if any(row.candidate.quality and row.candidate.quality.source.startswith("SmolLM2") for row in plan.rows):
         lines.append(
             "KL is SmolLM2-135M's, in nats a token of prose, interpolated between numbers of layers; yours will "
             "differ. It is of models made as below: refitted; of a payload alone, in another basis without a refit."
@@ -71,7 +71,7 @@ def _cells(row: Priced) -> tuple[str, ...]:
         f"{row.low:.2f}-{row.high:.2f}",
         str(row.exposed),
         f"{row.waited_bytes / 1024:.0f}",
-        unknown if row.quality is None else f"{row.quality.kl:.2g}",
+        unknown if row.kl == math.inf else f"{row.kl:.2g}",
     )
 
 
@@ -100,13 +100,9 @@ def _print_layer(console: Any, plan: Ranking) -> None:
 def layer_times(plan: Ranking, batch: int) -> dict[str, dict[str, float]]:
     """Of prefill and decoding: microseconds of a standard layer, and the share of an all-reduce that can be hidden."""
     rank = plan.machine.rank(plan.shape)
-    request, layers = plan.request, plan.shape.num_hidden_layers
-    steps = {
-        "prefill": Step(batch, request.prompt, request.prompt),
-        "decode": Step(batch, 1, request.prompt + request.new / 2),
-    }
+    layers, load = plan.shape.num_hidden_layers, Load(batch, plan.request.prompt, plan.request.new)
     all_reduce, tp, times = plan.machine.all_reduce, plan.machine.tp, {}
-    for name, step in steps.items():
+    for name, step in zip(("prefill", "decode"), load.steps, strict=True):
         total = pass_time(rank, all_reduce, plan.shape.wiring([]), step)
         size = 2 * step.rows * plan.shape.hidden_size
         whole = all_reduce.seconds(size, tp)
@@ -142,6 +138,7 @@ def to_json(plan: Ranking) -> dict[str, Any]:
 
 
 def _row_json(row: Priced) -> dict[str, Any]:
+    quality = row.candidate.quality
     return {
         "wiring": row.candidate.name,
         "batch": row.batch,
@@ -152,6 +149,6 @@ def _row_json(row: Priced) -> dict[str, Any]:
         "speedup_range": [row.low, row.high],
         "exposed_all_reduces": row.exposed,
         "exposed_bytes": row.waited_bytes,
-        "kl": row.quality and row.quality.kl,
-        "kl_source": row.quality and row.quality.source,
+        "kl": quality and quality.kl,
+        "kl_source": quality and quality.source,
     }

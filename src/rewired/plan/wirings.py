@@ -1,14 +1,17 @@
-"""The wirings that are compared: their texts, and of which layers where that is not said."""
+"""The wirings that are compared: their texts, of which layers, and what each costs in quality."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
+from rewired.measured_kl import smollm2_kl
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE, parse_wiring, wiring_text
@@ -30,13 +33,20 @@ RANKED = (
 SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
 
 
+class Quality(NamedTuple):
+    """KL(original || rewired) in nats per token, and where it comes from."""
+
+    kl: float
+    source: str
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A wiring to price."""
 
     name: str  # its text, `none`, or what a selection calls it
     wiring: Wiring
-    kl: float | None = None  # of this very model, where it was measured
+    measured_kl: float | None = None  # of this very model, where select has measured it
     file: Path | None = None  # for convert --wiring
 
     @property
@@ -51,6 +61,19 @@ class Candidate:
     def kind(self) -> str:
         """Its name less the layers."""
         return re.sub(r"@\S*?(?=, |$)", "", self.name)
+
+    @cached_property
+    def quality(self) -> Quality | None:
+        """What the model costs that its command makes; None where that was not measured."""
+        if self.measured_kl is not None:
+            return Quality(self.measured_kl, "measured by select")
+        if not self.is_rewired:
+            return Quality(0.0, "original") if self.communicates else None
+        measured = smollm2_kl(self.wiring)
+        if measured is None or measured.fitted is None:
+            return None
+        how = "interpolated" if measured.is_interpolated else "measured"
+        return Quality(measured.fitted, f"SmolLM2, {measured.share:.0%} of layers, {how}")
 
 
 @cache
@@ -74,3 +97,22 @@ def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candida
 def _ranked(layers: int) -> Iterator[str]:
     starts = sorted({min(layers - 1, round(layers * (1 - share))) for share in SHARES}, reverse=True)
     return (f"{text}@{start}-{layers}" for text in RANKED for start in starts)
+
+
+def selected(file: Path, shape: Shape) -> list[Candidate]:
+    """The candidates in a selection.json of `rewired select`. Raises ValueError where it is none."""
+    if not file.is_file():
+        raise ValueError(f"There is no file {file}: --frontier takes a selection.json of `rewired select`.")
+    try:
+        entries = json.loads(file.read_text("utf-8"))["candidates"]
+        found = [_selected(entry, shape) for entry in entries]
+        first = replace(found[0], file=file.with_name("wiring.json"))  # which is this one's alone
+    except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{file} is not a selection.json of `rewired select`.") from None
+    return [first, *found[1:]]
+
+
+def _selected(entry: dict[str, Any], shape: Shape) -> Candidate:
+    wiring = shape.wiring(entry["wiring"])
+    measured = entry.get("measured") or {}
+    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, measured.get("refitted"))

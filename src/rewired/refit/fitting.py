@@ -18,7 +18,7 @@ import torch
 from rewired.model.residual_stream import ResidualStream
 
 from .activation_store import on_device
-from .least_squares import RidgeRegression, Solution
+from .least_squares import Errors, RidgeRegression
 from .placement import Seen, place_neurons
 from .refit_module import RefitModule
 
@@ -52,19 +52,6 @@ class Batch:
     def is_measured(self) -> bool:
         """Whether the model's KL is measured on it: it is held out, and no text of a single token."""
         return self.held_out and self.original.shape[1] > 1
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Mean squared errors on held-out tokens before and after a fit; equal where the fit was dropped."""
-
-    before: float
-    after: float
-    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where no ridge made its error smaller
-
-    @classmethod
-    def of(cls, solution: Solution) -> Errors:
-        return cls(solution.before, solution.after, solution.ridges)
 
 
 @dataclass(frozen=True)
@@ -118,9 +105,7 @@ def fit_gain(module: RefitModule, batches: Sequence[Batch], device: torch.device
     return errors
 
 
-def fit_input(
-    module: RefitModule, batches: Sequence[Batch], device: torch.device
-) -> tuple[Errors | None, Errors | None]:
+def fit_input(module: RefitModule, batches: Sequence[Batch], device: torch.device) -> tuple[Errors, Errors | None]:
     """Map what the module reads onto what it would read if nothing were in flight or local, and fold the map.
 
     min ||X (I + D) - Y||^2 + ridge * ||D||^2 with X = n(view), Y = n(fresh); for each shard where views differ.
@@ -137,16 +122,16 @@ def fit_input(
         regression.add(inputs, targets - inputs, batch.held_out)
         if batch.held_out:
             scales.append(token_weights(batch.original.to(device)).reshape(-1, 1))
-    solution = regression.solve(INPUT_RIDGES)
-    placement = _place(module, solution, regression, scales) if module.is_mlp and shards > 1 else None
-    if solution.is_better:
-        module.fold_input(solution.delta)
-    return Errors.of(solution), placement
+    delta, errors = regression.solve(INPUT_RIDGES)
+    placement = _place(module, delta, regression, scales) if module.is_mlp and shards > 1 else None
+    if errors.has_fit:
+        module.fold_input(delta)
+    return errors, placement
 
 
 def fit_output(
     module: RefitModule, hidden: Sequence[torch.Tensor], batches: Sequence[Batch], device: torch.device
-) -> Errors | None:
+) -> Errors:
     """Let the module add what its stream lacks of the original's, as far as `hidden`, one [B, T, A] a batch, tells.
 
     W += ridge(hidden -> original's stream after the module - ours).
@@ -160,10 +145,10 @@ def fit_output(
         scale = token_weights(original)
         pair = (scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs)
         regression.add(*pair, batch.held_out)
-    solution = regression.solve(OUTPUT_RIDGES)
-    if solution.is_better:
-        module.fold_output(solution.delta[0])
-    return Errors.of(solution)
+    delta, errors = regression.solve(OUTPUT_RIDGES)
+    if errors.has_fit:
+        module.fold_output(delta[0])
+    return errors
 
 
 def token_weights(original: torch.Tensor) -> torch.Tensor:  # [B, T, H] -> [B, T, 1]
@@ -179,12 +164,12 @@ def _gain_error(gain: torch.Tensor, held_out: Sequence[tuple[torch.Tensor, torch
 
 
 def _place(
-    module: RefitModule, solution: Solution, regression: RidgeRegression, scales: Sequence[torch.Tensor]
+    module: RefitModule, delta: torch.Tensor, regression: RidgeRegression, scales: Sequence[torch.Tensor]
 ) -> Errors:
-    """Move an MLP's neurons to the shards that compute them best, by what held-out tokens show after `solution`."""
+    """Move an MLP's neurons to the shards that compute them best, as held-out tokens show after the fit `delta`."""
 
     def seen() -> Iterator[Seen]:
         for (inputs, targets), scale in zip(regression.held_out, scales, strict=True):
-            yield inputs + inputs @ solution.delta, inputs[0] + targets[0], scale
+            yield inputs + inputs @ delta, inputs[0] + targets[0], scale
 
     return Errors(*place_neurons(module, seen))

@@ -9,16 +9,15 @@ import torch
 
 
 @dataclass(frozen=True)
-class Solution:
-    """The best fit of each problem. Where no ridge made the held-out error smaller, its `delta` is zero."""
+class Errors:
+    """Mean squared errors on held-out tokens before and after a fit; equal where the fit was dropped."""
 
-    delta: torch.Tensor  # [s, A, B], float32
-    ridges: tuple[float | None, ...]  # chosen for each of the s problems; None where its delta is zero
-    before: float  # mean square of the held-out targets
-    after: float  # of what the fit leaves of them
+    before: float
+    after: float
+    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where no ridge made its error smaller
 
     @property
-    def is_better(self) -> bool:
+    def has_fit(self) -> bool:
         """Whether any of the problems has a fit that is better than no change."""
         return any(ridge is not None for ridge in self.ridges)
 
@@ -42,8 +41,8 @@ class RidgeRegression:
         self.gram += inputs.mT @ inputs
         self.cross += inputs.mT @ targets
 
-    def solve(self, ridges: Sequence[float]) -> Solution:
-        """The best of `ridges` for each problem, by its held-out error."""
+    def solve(self, ridges: Sequence[float]) -> tuple[torch.Tensor, Errors]:
+        """Each problem's D, [s, A, B] in float32, by the best of `ridges` on held-out tokens; zero where none helps."""
         delta = torch.zeros_like(self.cross, dtype=torch.float32)
         before = self._held_out_error(delta)
         best = before.clone()
@@ -54,7 +53,7 @@ class RidgeRegression:
             error = self._held_out_error(candidate)
             for problem in (error < best).nonzero().flatten().tolist():
                 best[problem], delta[problem], chosen[problem] = error[problem], candidate[problem], ridge
-        return Solution(delta, tuple(chosen), float(before.mean()), float(best.mean()))
+        return delta, Errors(float(before.mean()), float(best.mean()), tuple(chosen))
 
     def _solve(self, penalty: torch.Tensor) -> torch.Tensor:  # [s] -> [s, A, B]
         damped = self.gram.clone()

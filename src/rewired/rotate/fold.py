@@ -9,17 +9,16 @@ and gamma' = 1. The function is the same as long as nothing looks at single chan
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
-from rewired.checkpoint.checkpoint import INDEX, Checkpoint, read_json
+from rewired.checkpoint import Checkpoint
+from rewired.checkpoint.safetensors_header import read_header
 from rewired.checkpoint.shape import Shape
-from rewired.checkpoint.tensors import check_finite, read_tensor, save_tensors, write_index
+from rewired.checkpoint.tensors import OnBytes, check_finite, read_tensor, rewrite
 
 _ROWS = 4096  # multiplied at a time, so that the largest matrix is never in memory in several copies of float32
 
@@ -30,30 +29,23 @@ def write_rotated(
     folder: Path,
     config: Mapping[str, Any],
     dtype: str | None = None,
-    on_bytes: Callable[[int, int], None] = lambda count, total: None,
+    on_bytes: OnBytes = lambda count, total: None,
 ) -> Checkpoint:
     """Write the weights of `checkpoint` in the `basis` R, [H, H], into the empty `folder`, and its `config`.
 
     They are computed where the basis is, and stored in the dtypes that they had, or in `dtype`. A tied head becomes a
-    matrix of its own, beside the embedding. One file is in memory at a time; `on_bytes` hears how many bytes
-    each of the original's has, and all of them.
+    matrix of its own, beside the embedding. One file is in memory at a time.
     """
     files = {name: checkpoint.folder / info.file for name, info in checkpoint.tensors().items()}
     folding = _Folding(checkpoint.shape, files, basis, getattr(torch, dtype) if dtype else None)
-    total = sum(path.stat().st_size for path in checkpoint.weight_files())
-    for path in checkpoint.weight_files():
-        with safe_open(path, framework="pt") as file:
-            names, metadata = set(file.keys()), file.metadata()
+
+    def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+        names = set(read_header(path))
         if folding.head in names:
             names.add(folding.parts.head)
-        save_tensors({name: folding.tensor(name) for name in sorted(names)}, folder / path.name, metadata)
-        (folder / path.name).chmod(path.stat().st_mode)
-        on_bytes(path.stat().st_size, total)
-    if (checkpoint.folder / INDEX).is_file():
-        write_index(folder, read_json(checkpoint.folder / INDEX).get("metadata", {}))
-    rotated = dict(config) | {"tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(rotated, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return Checkpoint.open(folder)
+        return {name: folding.tensor(name) for name in sorted(names)}
+
+    return rewrite(checkpoint, folder, {**config, "tie_word_embeddings": False}, tensors_of, on_bytes)
 
 
 class _Parts:

@@ -14,8 +14,8 @@ from rewired.quantities import count, duration, operations, size
 from rewired.ranks import choose_device
 from rewired.refit.cost import Cost
 
+from .choice import entries, last
 from .request import SelectRequest
-from .wirings import entries, last
 
 _PROBE_TOKENS = 4096
 _PROBE_SECONDS = 0.2

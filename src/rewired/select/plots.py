@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .choice import STANDARD, Choice
+from rewired.model.presets import STANDARD
+
+from .choice import Choice
 from .scores import LayerScore
 
 _COLOURS = ("#2e86ab", "#e07a5f", "#81b29a", "#b56576", "#6d597a")

@@ -11,13 +11,13 @@ from pathlib import Path
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.shape import Shape
 from rewired.extras import needs
+from rewired.model.presets import STANDARD
 from rewired.quantities import count
 from rewired.refit.request import check_fitting
 from rewired.sources import Source
 from rewired.text import MIX as MIXED_TEXT
 
-from .choice import STANDARD
-from .wirings import BYTES_MIX, EXPOSED_MIX, MIX, Amount, exposed, least, names, sent
+from .choice import BYTES_MIX, EXPOSED_MIX, MIX, Amount, exposed, least, names, sent
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.convert.disk_space import check_space
+from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
 from rewired.refit.activation_store import activation_store
 from rewired.refit.calibration import Calibration
@@ -26,13 +27,12 @@ from rewired.refit.weights import Weights, discard
 from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
 
-from .choice import STANDARD, Choice, choose
+from .choice import Choice, choose, entries, exposed, last, sent, units
 from .cost import SelectCost
 from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import MeasuredKL, ScoreCache
-from .wirings import entries, exposed, last, sent, units
 
 _FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
 

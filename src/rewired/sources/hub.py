@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Literal
 
 # All that belongs to a checkpoint and is not code or pickle. `original/` and other subfolders stay where they are.
 COMPANION_FILES = (

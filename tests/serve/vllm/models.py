@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rewired.checkpoint.rewired_config import auto_map
-from rewired.model.llama_family import LLAMA
+from rewired.model.family import LLAMA
 from tests.rewired.tiny import rewired_model
 
 from .engine import run

@@ -13,7 +13,7 @@ from compressed_tensors.quantization.lifecycle import forward
 pytest.importorskip("vllm")
 
 from rewired.checkpoint.rewired_config import write_code
-from rewired.model.llama_family import LLAMA
+from rewired.model.family import LLAMA
 from tests.quantised_models import quantise
 
 from .models import WIRINGS, answers, greedy, regret, save

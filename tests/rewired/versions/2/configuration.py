@@ -34,6 +34,7 @@ class RewiredConfig(PreTrainedConfig):
     Raises ValueError when the wiring or tp_shards do not fit the model, and for a version that it does not know.
     """
 
+    _auto_class = "AutoConfig"  # its code, and that of the models, travels in every checkpoint
     family: ClassVar[Family]
 
     wiring: list[dict[str, Any]] | None = None

@@ -36,86 +36,55 @@ _wait = torch.ops._c10d_functional.wait_tensor
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sum over the ranks of a process group, by its name; where it has none, over the shards of this process."""
+    """A sum over the ranks of a process group, by its name; where it has none, over the shards of this process.
+
+    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are.
+    """
 
     group: str | None
     sections: Sections = ()
 
     def put_in(self, parts: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        return parts if self.sections else parts.sum(0)
 
     def prepare(self, own: torch.Tensor) -> tuple[Outcome, Callable[[], torch.Tensor]]:
         """The outcome as far as it is there at once, the total only by its shape; and what starts the total."""
-        raise NotImplementedError
-
-    def start(self, own: torch.Tensor) -> Outcome:
-        """Outside a graph, the total is a tensor that waits when it is used, whoever uses it."""
-        if torch.compiler.is_compiling():
-            return self.start_in_graph(own)
-        (_, *left), begin = self.prepare(own)
-        return begin() if self.group is None else AsyncCollectiveTensor(begin()), *left
-
-    def sum(self, own: torch.Tensor) -> Outcome:
-        """The outcome for whoever reads it next, where nothing hides it and nothing trains; `own` may be gone."""
-        return self.start(own)
-
-    def defer(self, own: torch.Tensor) -> Outcome:
-        """The same, but for the total, which is not started before it is read."""
-        (total, *left), begin = self.prepare(own)
-        return WhenRead(total, lambda: finish(begin())), *left
-
-    def start_in_graph(self, own: torch.Tensor) -> Outcome:
-        return tuple(land_and_launch(None, None, own, self.as_numbers(), self.group))
-
-    def as_numbers(self) -> list[int]:
-        """The sections, as an operation of a graph takes them."""
-        return [number for section in self.sections for number in section]
-
-
-class Plain(Reduction):
-    """A sum of activations as they are."""
-
-    def put_in(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts.sum(0)
-
-    def prepare(self, own: torch.Tensor) -> tuple[Outcome, Callable[[], torch.Tensor]]:
-        return (own,), lambda: self._begin(own)
-
-    def start_in_graph(self, own: torch.Tensor) -> Outcome:
-        return (self._begin(own),)
-
-    def sum(self, own: torch.Tensor) -> Outcome:
-        """In place, as transformers' own ranks sum: no copy, and nothing to wait for."""
-        if self.group is None or self.group in _start_of_engine:
-            return self.start(own)
-        own = own.contiguous()
-        all_reduce(own, group=_resolve_process_group(self.group))  # type: ignore[arg-type]  # a str
-        return (own,)
-
-    def _begin(self, own: torch.Tensor) -> torch.Tensor:
-        return own if self.group is None else start_all_reduce(own, self.group)
-
-
-class Quantised(Reduction):
-    """A sum of parts that are sent quantised, as the sum is.
-
-    In a graph it is an operation in one process, too: Inductor would leave out the rounding of scales, a conversion
-    there and back.
-    """
-
-    def put_in(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts
-
-    def prepare(self, own: torch.Tensor) -> tuple[Outcome, Callable[[], torch.Tensor]]:
+        if not self.sections:
+            return (own,), lambda: own if self.group is None else start_all_reduce(own, self.group)
         if self.group is None:
             outcome = quantised_sum(own, self.sections)
             return outcome, lambda: outcome.total
         reduction = RankReduction(own, self.sections, self.group)
         return reduction.outcome, reduction.start
 
+    def start(self, own: torch.Tensor) -> Outcome:
+        """Outside a graph, the total is a tensor that waits when it is used, whoever uses it."""
+        if self.sections and torch.compiler.is_compiling():
+            # in one process, too: Inductor would leave out the rounding of scales, a conversion there and back
+            return tuple(land_and_launch(None, None, own, self.as_numbers(), self.group))
+        (_, *left), begin = self.prepare(own)
+        waits = self.group is not None and not torch.compiler.is_compiling()
+        return AsyncCollectiveTensor(begin()) if waits else begin(), *left
 
-def reduction_of(group: str | None, sections: Sections = ()) -> Reduction:
-    return Quantised(group, sections) if sections else Plain(group)
+    def sum(self, own: torch.Tensor) -> Outcome:
+        """The outcome for whoever reads it next, where nothing hides it and nothing trains; `own` may be gone.
+
+        A plain one is in place, as transformers' own ranks sum: no copy, and nothing to wait for.
+        """
+        if self.sections or self.group is None or self.group in _start_of_engine:
+            return self.start(own)
+        own = own.contiguous()
+        all_reduce(own, group=_resolve_process_group(self.group))  # type: ignore[arg-type]  # a str
+        return (own,)
+
+    def defer(self, own: torch.Tensor) -> Outcome:
+        """The same, but for the total, which is not started before it is read."""
+        (total, *left), begin = self.prepare(own)
+        return WhenRead(total, lambda: finish(begin())), *left
+
+    def as_numbers(self) -> list[int]:
+        """The sections, as an operation of a graph takes them."""
+        return [number for section in self.sections for number in section]
 
 
 def finish(total: torch.Tensor) -> torch.Tensor:
@@ -190,7 +159,7 @@ def land_and_launch(
     """
     landed = [] if settled is None else [settled.clone() if total is None else add(settled, _wait(total))]
     of_three = tuple(Section(*sections[first : first + 3]) for first in range(0, len(sections), 3))
-    (_, *left), begin = reduction_of(group, of_three).prepare(own)
+    (_, *left), begin = Reduction(group, of_three).prepare(own)
     return [*landed, begin(), *left]
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from .collectives import came_with, land, land_and_launch, launch, split_gradient, sum_gradients
-from .reductions import add, finish, reduction_of
+from .reductions import Reduction, add, finish
 from .sharding import Shards, on_this_rank
 from .wiring import ModuleWiring
 
@@ -88,7 +88,7 @@ class ResidualStream(NamedTuple):
         if not wiring.launches:
             return ResidualStream(self.settled, kept, output if self.local is None else output + self.local)
         sent, first, others = self._shared_out(output, wiring, shards)
-        reduction = reduction_of(shards.group, wiring.sections)
+        reduction = Reduction(shards.group, wiring.sections)
         put_in = reduction.put_in(sent) if wiring.gives_partials else sent
         if wiring.sections or not sum_at_once:
             before = landing[0].total if landing else None
@@ -121,7 +121,7 @@ class ResidualStream(NamedTuple):
         stream = self._land(len(self.in_flight), shards)
         settled, local = stream.settled, stream.local
         if local is not None:
-            plain = reduction_of(shards.group)
+            plain = Reduction(shards.group)
             settled = land(settled, launch(plain.put_in(local), plain)[0], shards.group)
         return split_gradient(settled, shards.ranks)
 

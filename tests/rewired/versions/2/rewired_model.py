@@ -27,6 +27,17 @@ class RewiredPreTrainedModel(PreTrainedModel):
     family: ClassVar[Family]
     layer_class: ClassVar[type[RewiredLayer]]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Tell transformers what follows from a family's class of layers."""
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "layer_class"):
+            cls._no_split_modules = [cls.layer_class.__name__]
+            # conversion writes no tensors: gains that a checkpoint does not hold are at their initial value
+            cls._keys_to_ignore_on_load_missing = [rf"{gain}\.weight$" for gain in cls.family.gains]
+            # a layer's output is the whole stream, and `RewiredModel` opens it
+            recorded = OutputRecorder(cls.layer_class, index=slice(None))  # type: ignore[arg-type]
+            cls._can_record_outputs = (cls._can_record_outputs or {}) | {"hidden_states": recorded}
+
     @classmethod
     def is_backend_compatible(cls) -> bool:
         """Raise ValueError: an engine that splits this model by transformers' plan alone would lose its wiring."""
@@ -66,6 +77,8 @@ class RewiredPreTrainedModel(PreTrainedModel):
 
 class RewiredModel(RewiredPreTrainedModel):
     """Before a stock model without its head; its layers pass a residual stream along."""
+
+    _auto_class = "AutoModel"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -112,6 +125,7 @@ def _with_whole_streams(model: Any, args: Any, outputs: Any) -> Any:
 class RewiredForCausalLM(RewiredPreTrainedModel):
     """Before a stock language model; its base becomes a `base_class`, in place."""
 
+    _auto_class = "AutoModelForCausalLM"
     base_class: ClassVar[type[RewiredModel]]
 
     def __init__(self, config: Any) -> None:
@@ -124,16 +138,6 @@ class RewiredForCausalLM(RewiredPreTrainedModel):
     def base(self) -> RewiredModel:
         """The model without its head."""
         return cast(RewiredModel, self.get_submodule(self.family.base))
-
-
-def recorded_outputs(layer: type[nn.Module], attention: type[nn.Module]) -> dict[str, Any]:
-    """How transformers records hidden states: a layer's output is the whole stream, and `RewiredModel` opens it."""
-    return {"hidden_states": OutputRecorder(layer, index=slice(None)), "attentions": attention}  # type: ignore[arg-type]
-
-
-def gains_may_be_missing(family: Family) -> list[str]:
-    """Conversion writes no tensors: gains that a checkpoint does not hold are at their initial value."""
-    return [rf"{gain}\.weight$" for gain in family.gains]
 
 
 ALL_PARALLEL_STYLES.register("rewired_layer", RewiredLayerParallel())  # type: ignore[arg-type]
