@@ -15,16 +15,7 @@ from rewired.refit.request import RefitRequest
 from .request import Request
 
 
-def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
-    """Whether the weights were refitted to this `wiring`.
-
-    Raises ValueError if they are no longer the original's, and what is asked needs those.
-    """
-    _check_trained(checkpoint, wiring, refit)
-    return _check_refitted(checkpoint, wiring, tp_shards, refit)
-
-
-def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest | None) -> None:
+def check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest | None) -> None:
     """Raise ValueError if `adapt` has trained the weights and what is asked needs the original's: a refit, or a layer
     that was rewired and is dense in `wiring`.
     """
@@ -40,7 +31,7 @@ def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest |
         )
 
 
-def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
+def check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
     """Whether the weights were refitted to this `wiring`.
 
     Raises ValueError if they were refitted to another one, or to other gains than those that `refit` would fit.

@@ -14,7 +14,7 @@ from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .changed_weights import check_quantised, check_weights
+from .changed_weights import check_quantised, check_refitted, check_trained
 from .request import Request
 from .rotation import plan_rotation
 from .traffic import LayerTable, notes_on_ranks
@@ -54,7 +54,8 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         check_quantised(checkpoint, request, copies, tp_shards, wiring)
         notes.append(f"The weights stay as they are: {'; '.join(schemes(checkpoint.config))}.")
     rotation = plan_rotation(checkpoint, request, wiring)
-    is_refitted = check_weights(checkpoint, wiring, tp_shards, request.refit)
+    check_trained(checkpoint, wiring, request.refit)
+    is_refitted = check_refitted(checkpoint, wiring, tp_shards, request.refit)
     if copies > 1:
         notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
