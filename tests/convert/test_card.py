@@ -16,9 +16,10 @@ from rewired.convert.card import model_card
 from rewired.convert.traffic import LayerTable
 from rewired.model.wiring import Wiring
 from rewired.sources import gguf
+from tests.commands import run
 from tests.evaluate.world import make_dense
 
-from .checkpoints import run, snapshot
+from .checkpoints import snapshot
 
 
 def blocks(card: str) -> list[str]:

@@ -16,7 +16,7 @@ from rewired.convert.plan import make_plan
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
-from tests.convert.checkpoints import run
+from tests.commands import run
 from tests.evaluate.world import make_dense
 
 WIRINGS = {

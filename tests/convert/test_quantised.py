@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.ranks import run_on_ranks
+from tests.commands import run
 from tests.quantised_models import GROUP, SCHEMES, dequantised, quantise
 from tests.rewired import reference
 from tests.rewired.sharded import load
 
-from .checkpoints import edit_json, make_llama, run
+from .checkpoints import edit_json, make_llama
 
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
 SHARDS = 3

@@ -18,7 +18,8 @@ from rewired.checkpoint.rewired_config import stock_config
 from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.model.version import VERSION
-from tests.convert.checkpoints import edit_json, make_llama, run
+from tests.commands import run
+from tests.convert.checkpoints import edit_json, make_llama
 
 VERSIONS = Path(__file__).parent / "versions"
 FOLDERS = [VERSIONS / str(version) for version in range(1, VERSION + 1)]

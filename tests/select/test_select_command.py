@@ -15,7 +15,8 @@ import pytest
 from rewired.select.cli import _print
 from rewired.select.scores import MeasuredKL
 from rewired.select.select import estimate, select
-from tests.convert.checkpoints import run, snapshot
+from tests.commands import run
+from tests.convert.checkpoints import snapshot
 from tests.select.asking import ask
 
 

@@ -40,7 +40,7 @@ from tests.adapt.world import (
     write_recipe,
     write_rows,
 )
-from tests.convert.checkpoints import run
+from tests.commands import run
 
 STEPS, ROWS = 50, 4
 CONFIGS = Path(__file__).parents[3] / "recipes" / "accelerate"
