@@ -241,7 +241,6 @@ def test_groups_that_shards_would_cut_are_refused(dense: Path, tmp_path: Path) -
         convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS))
 
 
-@pytest.mark.xdist_group("ranks")
 def test_ranks_are_refused(dense: Path, tmp_path: Path) -> None:
     source = quantise(dense, tmp_path / "source", "W8A8")
     out = convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS)).out

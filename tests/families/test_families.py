@@ -122,9 +122,7 @@ def test_any_other_wiring_is_what_the_reference_computes(name: str, wiring: list
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "attention", ["eager", pytest.param("flex_attention", marks=[pytest.mark.slow, pytest.mark.xdist_group("flex")])]
-)
+@pytest.mark.parametrize("attention", ["eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
 @each_config
 def test_attention_implementations_agree(name: str, attention: str) -> None:
     """Windows included, on layers that have one."""

@@ -22,8 +22,6 @@ from .test_tensor_parallel import PATIENCE, HeldBack
 from .test_tensor_parallel_training import assert_same
 from .tiny import PAYLOADS, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 # several ranks share two cores here: `make test-slow` runs all of them
 some_payloads = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "table" else pytest.mark.slow) for name in PAYLOADS]

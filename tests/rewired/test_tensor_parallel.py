@@ -20,8 +20,6 @@ from .sharded import Events, Payload, load, saved
 from .test_against_reference import assert_close
 from .tiny import WIRINGS, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 # several ranks share two cores here: `make test-slow` runs all of them
 some_wirings = pytest.mark.parametrize(
     "name",
