@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +13,15 @@ from tempfile import TemporaryDirectory
 from rewired import ranks, scripts
 
 WIDE = {"COLUMNS": "200"}
+READ_AT_IMPORT = ("HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_MODULES_CACHE")
 
 
-def read_at_import(variables: dict[str, str]) -> dict[str, str]:
-    """What Hugging Face's packages read when they are imported."""
-    return {name: value for name, value in variables.items() if name.startswith("HF_")}
+def read_at_import(variables: Mapping[str, str]) -> list[str | None]:
+    """What Hugging Face's packages do not read again."""
+    return [variables.get(name) for name in READ_AT_IMPORT]
 
 
-_IMPORTED_WITH = read_at_import(dict(os.environ))
+_IMPORTED_WITH = read_at_import(os.environ)
 
 
 def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,6 @@ from tests.adapt.world import (
     write_recipe,
     write_rows,
 )
-from tests.commands import run
 
 from . import on_cpus
 
@@ -133,9 +132,7 @@ def alone(split: str, keys: dict[str, Any], tmp_path_factory: pytest.TempPathFac
         tied = make_chat(folder / "tied", tie_word_embeddings=True)
         keys = keys | {"model": str(tied), "train": "all"}
     changes = {"per_device_train_batch_size": ROWS, "output_dir": str(folder / "out")}
-    done = run("adapt", write_recipe(folder / "r.yaml", **keys | changes), cwd=folder, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return keys, folder / "out" / "final"
+    return keys, train(folder / "r.yaml", **keys | changes)
 
 
 def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
