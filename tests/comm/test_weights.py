@@ -14,8 +14,6 @@ from rewired.comm.weights import DifferenceGather, WeightGather
 
 from .slices import LAYOUT, NUMBERS, RANKS, rounded
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 def shard(rank: int) -> torch.Tensor:
     return torch.randn(NUMBERS, generator=torch.Generator().manual_seed(rank))
