@@ -9,6 +9,7 @@ from rewired.divergence import Divergence
 
 from .gates import Check, Gate
 from .results import TaskResult
+from .statistics import flips_error
 
 ByText = Mapping[str, Mapping[str, Divergence]]  # by model
 
@@ -44,8 +45,8 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
     found = [(task.scores[original].n, task.deltas[model]) for task in retrieval]
     items = sum(count for count, _ in found)
     loss = sum(count * (0.0 - delta.value) for count, delta in found) / items
-    error = math.hypot(*(count * (delta.standard_error or 0.0) for count, delta in found)) / items
-    return Check("lost in retrieval", loss, error, most, at_least=False, items=items)
+    changed = sum(count * (delta.flips or 0.0) for count, delta in found) / items
+    return Check("lost in retrieval", loss, flips_error(changed, loss, items), most, at_least=False, items=items)
 
 
 def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:
@@ -66,8 +67,9 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
 
 def _recovery(task: TaskResult, model: str, original: str) -> tuple[float, float | None]:
     """The error is the paired difference's, as if the original's score were known."""
-    before, delta = task.scores[original].value, task.deltas[model]
-    return 1 + delta.value / before, None if delta.standard_error is None else delta.standard_error / before
+    before, delta = task.scores[original], task.deltas[model]
+    error = delta.standard_error if delta.flips is None else flips_error(delta.flips, delta.value, before.n)
+    return 1 + delta.value / before.value, None if error is None else error / before.value
 
 
 def _of_text(gate: Gate, text: str, found: Divergence) -> Iterator[Check]:
