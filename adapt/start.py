@@ -74,6 +74,7 @@ def prepare(recipe: Recipe, folder: Path) -> Start:
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
+    model_config(checkpoint.config)  # raises for one of no model
     changed = provenance.changed(checkpoint.config)
     base = provenance.base_of(checkpoint.config)
     if base is None:  # the weights are still the original's

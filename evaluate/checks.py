@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rewired.divergence import Divergence
+from rewired.quantities import count
 
 from .gates import Check, Gate
 from .results import TaskResult
+from .statistics import flips_error
 
 ByText = Mapping[str, Mapping[str, Divergence]]  # by model
 
@@ -42,10 +44,10 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
     if not retrieval:
         raise ValueError("The gate asks for retrieval, and no length of --retrieval fits into the original's context.")
     found = [(task.scores[original].n, task.deltas[model]) for task in retrieval]
-    items = sum(count for count, _ in found)
-    loss = sum(count * (0.0 - delta.value) for count, delta in found) / items
-    error = math.hypot(*(count * (delta.standard_error or 0.0) for count, delta in found)) / items
-    return Check("lost in retrieval", loss, error, most, at_least=False, items=items)
+    items = sum(asked for asked, _ in found)
+    loss = sum(asked * (0.0 - delta.value) for asked, delta in found) / items
+    changed = sum(asked * (delta.flips or 0.0) for asked, delta in found) / items
+    return Check("lost in retrieval", loss, flips_error(changed, loss, items), most, at_least=False, items=items)
 
 
 def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:
@@ -54,10 +56,10 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
     if gate.mean_recovery is not None:
         mean = sum(value for value, _ in recoveries) / len(recoveries)
         error = math.hypot(*(each or 0.0 for _, each in recoveries)) / len(recoveries)
-        yield Check(f"mean recovery of {len(tasks)} tasks", mean, error, gate.mean_recovery, items=sum(items))
+        yield Check(f"mean recovery of {count(len(tasks), 'task')}", mean, error, gate.mean_recovery, items=sum(items))
     if gate.task_recovery is not None:
-        for task, (value, of_task), count in zip(tasks, recoveries, items, strict=True):
-            yield Check(f"recovery of {task.title}", value, of_task, gate.task_recovery, items=count)
+        for task, (value, of_task), asked in zip(tasks, recoveries, items, strict=True):
+            yield Check(f"recovery of {task.title}", value, of_task, gate.task_recovery, items=asked)
     for task in tasks:
         flips = task.deltas[model].flips
         if flips is not None:
@@ -66,8 +68,9 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
 
 def _recovery(task: TaskResult, model: str, original: str) -> tuple[float, float | None]:
     """The error is the paired difference's, as if the original's score were known."""
-    before, delta = task.scores[original].value, task.deltas[model]
-    return 1 + delta.value / before, None if delta.standard_error is None else delta.standard_error / before
+    before, delta = task.scores[original], task.deltas[model]
+    error = delta.standard_error if delta.flips is None else flips_error(delta.flips, delta.value, before.n)
+    return 1 + delta.value / before.value, None if error is None else error / before.value
 
 
 def _of_text(gate: Gate, text: str, found: Divergence) -> Iterator[Check]:

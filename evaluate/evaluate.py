@@ -126,8 +126,8 @@ def _with_what_the_gate_asks(request: EvaluateRequest) -> EvaluateRequest:
     gate = request.gate
     if gate is None:
         return request
-    if gate.asks_tasks and not (request.suite or request.tasks):
-        if gate.suite is None:
+    if gate.asks_tasks and not request.suite:
+        if not (gate.suite or request.tasks):
             raise ValueError(f"The gate {gate.name} asks for tasks: give --suite or --tasks, or a suite in its file.")
         request = replace(request, suite=gate.suite)
     if gate.asks_texts and not request.texts:

@@ -6,6 +6,7 @@ because models that share weights fail on the same items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,16 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
         flips = float((original[:, 0] != other[:, 0]).mean())
         return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]), flips)
     return Delta(value, error, _t_test(original, other) if error is not None else None)
+
+
+def flips_error(flips: float, difference: float, n: int) -> float:
+    """The paired standard error where a share `flips` of n items, right or wrong, changes, by `difference` in sum.
+
+    Each of the four outcomes of an item counts half an item more (Agresti and Min, 2005): a few items without a flip do
+    not show that there are none.
+    """
+    variance = (n * flips + 1) / (n + 2) - (n * difference / (n + 2)) ** 2
+    return math.sqrt(variance / (n + 2))
 
 
 def significant(deltas: Sequence[Delta]) -> list[bool]:

@@ -18,6 +18,7 @@ from rewired.convert import RefitRequest, Request, convert
 from rewired.evaluate import cli
 from rewired.evaluate.evaluate import PACKAGED_TEXT
 from rewired.evaluate.measure import Runner
+from rewired.evaluate.retrieval import DEPTHS, REPEATS
 from rewired.extras import missing
 
 from ..convert.checkpoints import edit_json
@@ -89,7 +90,7 @@ def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.M
     report = (out / "report.md").read_text()
     assert "## Gate mine: ladder fails" in report
     assert "| KL from position | 0 | 64 |" in report
-    assert "| 256 tokens | 20 |" in report and "100,000 tokens" not in report
+    assert f"| 256 tokens | {2 * len(DEPTHS) * REPEATS} |" in report and "100,000 tokens" not in report
     assert list(results["divergences"]["prose.txt"]["ladder"]["kl_by_position"]) == ["0", "64"]
 
 
@@ -115,7 +116,19 @@ def test_a_gate_alone_finds_the_original_that_a_model_names(
     assert run(monkeypatch, "out/final", *arguments, "--out", str(tmp_path / "out")) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["verdicts"] == {"out/final": "passed"}
-    assert [check["what"] for check in results["checks"]["out/final"]][:1] == ["mean recovery of 1 tasks"]
+    assert [check["what"] for check in results["checks"]["out/final"]][:1] == ["mean recovery of 1 task"]
+
+
+def test_a_task_that_is_named_counts_as_the_gate_s_suite_counts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path
+) -> None:
+    """By the suite's metric, which may not be the task's first one."""
+    (tmp_path / "own.yaml").write_text("tasks: [{task: piqa, metric: acc_norm}, {task: sciq}]\n")
+    (tmp_path / "mine.yaml").write_text(f"mean_recovery: 0\nsuite: {tmp_path / 'own.yaml'}\n")
+    arguments = ("--gate", str(tmp_path / "mine.yaml"), "--tasks", "piqa", "--data", "rows", "--no-text")
+    assert run(monkeypatch, "dense", "ladder", *arguments, "--out", str(tmp_path / "out")) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(task["task"], task["metric"]) for task in results["tasks"]] == [("piqa", "acc_norm")]
 
 
 @pytest.mark.parametrize(

@@ -56,26 +56,37 @@ GATE = Gate("mine", mean_recovery=0.99, task_recovery=0.97, kl=0.1, same_top=0.9
 
 
 def test_recovery_is_the_share_of_the_originals_score() -> None:
-    """Of two tasks: 0.5 to 0.49 with a paired error of 0.005, and 0.8 to 0.8 with none."""
+    """Of two tasks: 0.5 to 0.49, of items that are no right or wrong, and 0.8 to 0.8, where 16 flip."""
     tasks = [
         task(title, {"dense": Score(before, 0.02, n), "hybrid": Score(after, 0.02, n)}, {"hybrid": delta}, {})
         for title, before, after, n, delta in (
             ("a", 0.5, 0.49, 600, Delta(-0.01, 0.005, 0.1)),
-            ("b", 0.8, 0.8, 400, Delta(0.0, 0.0, 1.0, 0.25)),
+            ("b", 0.8, 0.8, 400, Delta(0.0, 0.01, 1.0, 0.04)),
         )
     ]
     asked = checks(GATE, "hybrid", "dense", tasks, {"prose": {"hybrid": DIVERGENCE}}, tasks)
     found = {check.what: check for check in asked}
     mean = found["mean recovery of 2 tasks"]
-    assert (mean.value, mean.error, mean.items) == (pytest.approx(0.99), pytest.approx(0.005), 1000)
+    of_b = 17**0.5 / 402 / 0.8
+    assert (mean.value, mean.items) == (pytest.approx(0.99), 1000)
+    assert mean.error == pytest.approx((0.01**2 + of_b**2) ** 0.5 / 2)
     of_a = found["recovery of a"]
     assert (of_a.value, of_a.error, of_a.verdict) == (pytest.approx(0.98), pytest.approx(0.01), UNDECIDED)
-    assert found["recovery of b"].verdict == PASSED
-    assert found["answers to b that change"].value == 0.25
+    assert (found["recovery of b"].error, found["recovery of b"].verdict) == (pytest.approx(of_b), PASSED)
+    assert found["answers to b that change"].value == 0.04
     assert found["KL on prose"].verdict == FAILED
     assert found["same likeliest token on prose"].value == DIVERGENCE.agreement[1]
     lost = found["lost in retrieval"]
-    assert (lost.value, lost.error) == (pytest.approx(0.006), pytest.approx(0.003))
+    assert lost.value == pytest.approx(0.006)
+    assert lost.error == pytest.approx((17 - 6**2 / 1002) ** 0.5 / 1002)
+
+
+@pytest.mark.parametrize(("items", "expected"), [(80, UNDECIDED), (200, PASSED)])
+def test_a_few_items_without_a_flip_do_not_show_that_there_are_none(items: int, expected: str) -> None:
+    """With no flip in n items, up to about 2 / n of all may well flip."""
+    same = task("1,024 tokens", {"dense": Score(1.0, 0.0, items)}, {"hybrid": Delta(0.0, 0.0, 1.0, 0.0)}, {})
+    (lost,) = checks(Gate("mine", retrieval_loss=0.01), "hybrid", "dense", [], {}, [same])
+    assert lost.verdict == expected
 
 
 @pytest.mark.parametrize(

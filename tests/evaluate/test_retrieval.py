@@ -77,6 +77,13 @@ def test_an_answer_is_right_where_all_of_its_tokens_are_predicted() -> None:
     assert np.array_equal(right["hybrid"], [float(item.length == 100) for item in items])
 
 
+def test_a_length_that_is_named_twice_is_asked_twice_as_much() -> None:
+    items = items_of(Words(), (100, 100))
+    (both,) = compiled(items, {"dense": answers(Oracle(), items, "dense")})
+    assert both.scores["dense"].n == len(items) == 2 * len(items_of(Words(), (100,)))
+    assert len({tuple(item.prompt) for item in items}) == len(items)
+
+
 def test_a_text_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="Retrieval in 10 tokens has no room"):
         items_of(Words(), (10,))
