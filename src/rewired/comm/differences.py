@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from rewired.model.quantised_reduction import all_gather, wait
+from rewired.model.exchange import all_gather, wait
 
 from .nodes import Nodes
 from .packing import Layout, Packing, Parts

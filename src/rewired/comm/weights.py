@@ -20,7 +20,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from rewired.model.quantised_reduction import all_gather, wait
+from rewired.model.exchange import all_gather, wait
 
 from .nodes import Nodes
 from .packing import Packing, pack_shard, unpack_shards
