@@ -15,10 +15,10 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 test: install
-	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m "not slow"
+	$(VENV)/pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-slow: install
-	$(VENV)/pytest --numprocesses 2 --dist loadgroup -m slow
+	$(VENV)/pytest --numprocesses 2 --dist loadfile -m slow
 
 # the tests that need vLLM, which has an environment of its own; on a CPU; half an hour on two busy cores
 test-vllm: .venv-vllm/.installed
@@ -95,7 +95,7 @@ dist: install
 	build/venv/bin/pip install --quiet --constraint constraints.txt torch
 	build/venv/bin/pip install --quiet --constraint constraints.txt "$$(ls dist/*.whl)[dev]"
 	tar --extract --file dist/*.tar.gz --directory build --transform 's,^[^/]*,sdist,'
-	cd build/sdist && ../venv/bin/pytest --numprocesses 2 --dist loadgroup -m "not slow"
+	cd build/sdist && ../venv/bin/pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 clean:
 	rm -rf .venv build dist site *.egg-info src/*.egg-info demo-out

@@ -72,16 +72,15 @@ def make_trainer(
 def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) -> Teacher:
     """The original of the student `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
-    changes = start.changed, start.ends_changed
-    if runs_within(recipe, *changes):
+    if runs_within(recipe, start.changed):
         return within(model, start.original)
     if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
         distributed = distributed_config(recipe)
-        return teachers.sharded(model, start.original, *changes, dtype, distributed, recipe.load_in_4bit)
+        return teachers.sharded(model, start.original, start.changed, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
         unwrapped(model),
         start.original,
-        *changes,
+        start.changed,
         dtype=dtype,
         device=config.device,
         shares=not recipe.is_sharded,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -96,7 +95,7 @@ def _adapt(
                 title = f"stage {number} of {len(stages)}" if len(stages) > 1 else ""
                 print(describe(stages[:number], title, resume))
             return
-        model = adapt(stages, resume, _on_layer)
+        model = adapt(stages, resume)
         if is_first_rank():
             from rewired.checkpoint import provenance
             from rewired.checkpoint.checkpoint import Checkpoint
@@ -104,8 +103,3 @@ def _adapt(
             names_original = provenance.original(provenance.base_of(Checkpoint.open(model).config)) is not None
             command = ["evaluate", *([] if names_original else ["ORIGINAL"]), str(model)]
             print(f"{model} is trained. To compare it with the original: {shlex.join(command)}")
-
-
-def _on_layer(layer: int, layers: int, fits: list[Any]) -> None:
-    end = "\r" if sys.stderr.isatty() and layer + 1 < layers else "\n"
-    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end=end, flush=True)

@@ -14,6 +14,7 @@ from transformers import Trainer
 
 from rewired import quantities
 from rewired.checkpoint import provenance
+from rewired.model.regions import ranges_of_layers
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.sources import find_source
 
@@ -55,7 +56,6 @@ def _parameters(recipe: Recipe, model: RewiredForCausalLM) -> str:
 
 
 def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
-    """The memory of one device."""
     recipe, config = stage.recipe, stage.config
     dtype = _dtype(config)
     split = recipe.fsdp_size * recipe.tp_size
@@ -114,13 +114,14 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     """Bytes on one device of the original's weights that are not the student's own."""
     if not (recipe.distills or config.eval_steps):
         return 0
-    changed, ends_changed = provenance.changed(model.config.to_dict())
-    first = -1 if ends_changed or recipe.align else first_changed(model, changed)
-    is_apart = recipe.is_sharded and not runs_within(recipe, changed, ends_changed)
+    changed = provenance.changed(model.config.to_dict())
+    first = -1 if recipe.align else first_changed(model, changed)
+    is_apart = recipe.is_sharded and not runs_within(recipe, changed)
     embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or is_apart else []
     ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
-    parts = [(nn.ModuleList(ends), ends_changed or is_apart)]
-    parts += [(layer, is_apart or n in changed) for n, layer in enumerate(model.base.decoder_layers) if n >= first]
+    parts = [(nn.ModuleList(ends), changed.ends or is_apart)]
+    layers = enumerate(model.base.decoder_layers)
+    parts += [(layer, is_apart or n in changed.layers) for n, layer in layers if n >= first]
     copies = [copy for part, is_copied in parts for copy in _copied(part, is_copied)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype
@@ -155,7 +156,4 @@ def _is_the_models(name: str) -> bool:
 
 
 def _spans(layers: list[int]) -> str:
-    """[1, 2, 3, 7] as 1-4, 7-8."""
-    starts = [index for index in layers if index - 1 not in layers]
-    ends = [index + 1 for index in layers if index + 1 not in layers]
-    return ", ".join(f"{start}-{end}" for start, end in zip(starts, ends, strict=True)) or "none"
+    return ", ".join(map(str, ranges_of_layers(layers))) or "none"

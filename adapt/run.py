@@ -19,7 +19,7 @@ measures the held-out KL.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,16 +27,19 @@ from typing import NamedTuple
 import torch
 from accelerate import PartialState
 
+from rewired import quantities
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.progress import announce
 from rewired.sources import checkpoint_folder
 
-from . import extension
 from .assemble import make_trainer
+from .data.corpus import Corpus
+from .data.steps import TrainingSteps
 from .preflight import CheckedStage, check_stage
 from .recipe import checks
 from .recipe.keys import NO_REFIT, Stage
 from .save import save
-from .start import prepare
+from .start import RECORD, prepare
 from .trainer import checkpoints, other_ranks, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
@@ -44,7 +47,7 @@ from .trainer.trainer import AdaptTrainer
 _ALONE = 36_000.0  # seconds that the other ranks wait where the first one works alone, in a refit for example
 
 
-def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[..., None] = lambda *_: None) -> Path:
+def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
     """Run all `stages`, each on the model that the one before it made, and return the folder of the last one's model.
 
     Everything is written to the recipe's `output_dir`. With `resume`, the training there goes on from its last whole
@@ -54,7 +57,7 @@ def adapt(stages: Sequence[Stage], resume: bool = False, on_layer: Callable[...,
     out = Path(str(stages[0].config.output_dir))
     run_manifest.check_free(out, resume=True)  # more of it is asked once nobody else writes there
     with run_lock.locked(out), other_ranks.errors():
-        return _adapt(stages, out, resume, on_layer)
+        return _adapt(stages, out, resume)
 
 
 def is_first_rank() -> bool:
@@ -77,14 +80,14 @@ def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
     runs = list[_Run]()
     for number, stage in enumerate(stages, start=1):
         if runs:
-            trained = {"model": str(runs[-1].final), "refit": NO_REFIT[0], "retrain": True}
-            stage = replace(stage, recipe=replace(stage.recipe, **trained))
+            recipe = replace(stage.recipe, model=str(runs[-1].final), refit=NO_REFIT[0], retrain=True)
+            stage = replace(stage, recipe=recipe)
         folder = out / f"stage-{number}"
         runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))
     return runs
 
 
-def _adapt(stages: Sequence[Stage], out: Path, resume: bool, on_layer: Callable[..., None]) -> Path:
+def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
     """`adapt` in `out`, which no other run writes."""
     state, runs = PartialState(), _runs(stages, out)
     other_ranks.wait_for(_ALONE)
@@ -103,23 +106,23 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool, on_layer: Callable[
         checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
     for run, found in zip(runs[done:], checked, strict=True):
         if is_extended:
-            extension.check(run.stage, run.folder, run.final, found.corpus)
+            _check_extends(run, found.corpus)
         run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
         if is_extended:
-            extension.set_aside(run.final)
-        _run(*run, found, on_layer)
+            _set_aside(run.final)
+        _run(*run, found)
         state.wait_for_everyone()
         _free_memory()
     return runs[-1].final
 
 
-def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage, on_layer: Callable[..., None]) -> None:
+def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None:
     """One stage: convert, assemble the trainer, train, and save the model."""
     state = PartialState()
     for note in checked.corpus.notes:
         state.print(note)
     with state.main_process_first():
-        start = prepare(stage.recipe, folder / "start", on_layer)
+        start = prepare(stage.recipe, folder / "start")
     checkpoint = checkpoints.resume_point(folder)
     trainer = make_trainer(stage, folder, start, checked, checkpoint)
     if checkpoint:
@@ -145,6 +148,33 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
     other_ranks.wait_for(_ALONE)
+
+
+def _check_extends(run: _Run, corpus: Corpus) -> None:
+    """Raise ValueError if the training of `run`, which is finished, cannot take more steps."""
+    steps, wanted = _steps(run.final), TrainingSteps.of(run.stage.recipe, run.stage.config, corpus.train).count
+    other = f"choose another output_dir, where --model {run.final} goes on from this model"
+    if wanted <= steps:
+        raise ValueError(
+            f"{run.final} has been trained for {quantities.count(steps, 'step')}, and {wanted:,} are asked for: "
+            f"ask for more, or {other}."
+        )
+    if checkpoints.last_whole(run.folder)[0] is None:
+        raise ValueError(f"{run.folder} has no checkpoint from which the training could be extended: {other}.")
+
+
+def _set_aside(final: Path) -> None:
+    """Rename `final` after its number of steps: the training goes on from its last checkpoint."""
+    state, steps = PartialState(), _steps(final)
+    aside = final.with_name(f"{final.name}-{steps}")
+    state.wait_for_everyone()  # all have looked
+    if state.is_main_process:
+        final.rename(aside)
+    state.print(f"The model of {quantities.count(steps, 'step')} is now {aside}, and the training goes on.")
+
+
+def _steps(final: Path) -> int:
+    return int(Checkpoint.open(final).config[RECORD]["steps"])
 
 
 def _free_memory() -> None:

@@ -56,11 +56,9 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
 
 def _record(trainer: Any, model: Any, start: Start, before: Mapping[str, Any]) -> dict[str, Any]:
     """The config's record of this training; `before` is that of the training before it."""
-    layers, ends = changed_after(model, start.changed, start.ends_changed)
     return {
         "base": start.base,
-        "layers": layers,
-        "ends": ends,
+        **changed_after(model, start.changed)._asdict(),
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
         "tokens_before": before["tokens"] + before.get("tokens_before", 0),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -27,7 +28,7 @@ from rewired.rotate.original import as_made
 from rewired.sources import checkpoint_folder, find_source
 
 from .model.four_bit import check_blocks
-from .model.trainable import changed_after, choose_or_adapt, rewired_layers
+from .model.trainable import UNCHANGED, Changed, changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
 
 RECORD = provenance.TRAINED
@@ -37,14 +38,12 @@ RECORD = provenance.TRAINED
 class Start:
     """The student's `folder`, and its original, the `base`: name, revision and the files' SHA-256, as in a config.
 
-    The layers in `changed` have other weights than the original's, and with `ends_changed` so may the embedding, the
-    last norm and the head.
+    `changed` is what differs from the original's weights before the training.
     """
 
     folder: Path
     base: dict[str, Any]
-    changed: tuple[int, ...] = ()
-    ends_changed: bool = False
+    changed: Changed = UNCHANGED
 
     @property
     def name(self) -> str | None:
@@ -55,12 +54,12 @@ class Start:
     @property
     def original(self) -> Path:
         """The original's folder, in the student's basis. Raises ValueError if it does not exist any more."""
-        if not (self.changed or self.ends_changed):
+        if self.changed == UNCHANGED:
             return self.folder
         return as_made(self.folder, provenance.find(self.base, self.folder))
 
 
-def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Start:
+def prepare(recipe: Recipe, folder: Path) -> Start:
     """The start of `recipe`; what has to be rewired first is converted into `folder`, unless that was done before.
 
     Raises ValueError for a checkpoint or a wiring that cannot be used.
@@ -71,15 +70,20 @@ def prepare(recipe: Recipe, folder: Path, on_layer: Callable[..., None]) -> Star
         with _preview(recipe.model) as checkpoint:
             request = _request(recipe, checkpoint)
         announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else ''}.")
-        convert(recipe.model, folder, request, on_layer=on_layer)
+        convert(recipe.model, folder, request, on_layer=_show_refitted)
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
-    changed, ends_changed = provenance.changed(checkpoint.config)
+    changed = provenance.changed(checkpoint.config)
     base = provenance.base_of(checkpoint.config)
     if base is None:  # the weights are still the original's
         base = provenance.record(find_source(recipe.model), checkpoint_folder(recipe.model))
-    return Start(folder, dict(base), tuple(changed), ends_changed)
+    return Start(folder, dict(base), changed)
+
+
+def _show_refitted(layer: int, layers: int, fits: list[Any]) -> None:
+    end = "\r" if sys.stderr.isatty() and layer + 1 < layers else "\n"
+    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end=end, flush=True)
 
 
 def note_on_model(recipe: Recipe) -> str | None:
@@ -119,18 +123,17 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
     """The config of the model after the last of `recipes` has rewired it. Raises ValueError for what `convert` would
     refuse."""
     first = recipes[0]
-    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        checkpoint = Checkpoint.open(find_source(first.model).preview(Path(scratch)))
+    with _preview(first.model) as checkpoint:
         checkpoint.check_unquantised()
         if first.wiring is None:
             _check_rewired(checkpoint)
         else:
-            plan = convert(first.model, Path(scratch) / "start", _request(first, checkpoint), dry_run=True).plan
+            plan = convert(first.model, request=_request(first, checkpoint), dry_run=True).plan
             checkpoint = _rewired(checkpoint, plan)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
         config = model_config(checkpoint.config)
-        layers, ends = changed_after(_without_weights(config, before), *provenance.changed(checkpoint.config))
-        trained = {RECORD: {"base": {"name": first.model}, "layers": layers, "ends": ends, "tokens": 0}}
+        changed = changed_after(_without_weights(config, before), provenance.changed(checkpoint.config))
+        trained = {RECORD: {"base": {"name": first.model}, "tokens": 0, **changed._asdict()}}
         folder = Path(f"What stage {number} makes")  # for error messages
         checkpoint = replace(checkpoint, folder=folder, config=checkpoint.config | trained)
         if recipe.wiring is not None:

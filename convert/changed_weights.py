@@ -41,10 +41,10 @@ def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, re
     is_same = tp_shards == checkpoint.tp_shards and all(_function(old) == _function(new) for old, new in pairs)
     if base is None or is_same or not (retrain or provenance.TRAINED in checkpoint.config):
         return None
-    layers, ends = provenance.changed(checkpoint.config)
+    changed = provenance.changed(checkpoint.config)
     earlier = checkpoint.config.get(provenance.AGAIN, {"before": []})["before"]
     text = f"{wiring_text(checkpoint.wiring.regions)} on {checkpoint.tp_shards} shards, {_making(checkpoint.config)}"
-    return {"base": base, "layers": layers, "ends": ends, "before": [*earlier, text]}
+    return {"base": base, **changed._asdict(), "before": [*earlier, text]}
 
 
 def _making(config: Mapping[str, Any]) -> str:

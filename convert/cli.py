@@ -27,20 +27,18 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
-from .options import refit_request, regions_in
+from .options import Flags, refit_request, regions_in, regions_of, wiring_option, with_wiring_flags
 from .plan import note_on_shards
 from .refit import notes_on_making
 from .request import Request
 from .rotation import notes_on_rotation
 from .traffic import LayerTable
-from .wiring_flags import Flags, regions_of, wiring_option, with_wiring_flags
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
 `0-4,8-12` is both, and `16-32:attn` or `16-32:mlp` is one module of each layer."
 )
 
-_REST = "How to write it"
 _INTERRUPTED = "interrupted; nothing half-written is left."
 _GOES_ON = " Fitted layers are kept in .OUT.refit: the same command continues with them."
 
@@ -77,6 +75,10 @@ class _ConvertCommand(Command):
 
 def _fitting(metavar: str, help_text: str) -> Any:
     return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Fit it to its wiring")
+
+
+def _writing(help_text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel="How to write it")
 
 
 def _convert(
@@ -122,32 +124,16 @@ def _convert(
             help="Rewire weights that were trained or fitted to another wiring; the result needs training.",
         ),
     ] = False,
-    dtype: Annotated[
-        str | None, typer.Option(rich_help_panel=_REST, help="Also cast the weights: float32, bfloat16 or float16.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(rich_help_panel=_REST, help="Branch, tag or commit of a hub SOURCE.")
-    ] = None,
-    to_stock: Annotated[
-        bool,
-        typer.Option("--to-stock", rich_help_panel=_REST, help="Write a stock model; all layers must be standard."),
-    ] = False,
-    copy: Annotated[
-        bool, typer.Option("--copy", rich_help_panel=_REST, help="Copy weight files instead of hard-linking them.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", rich_help_panel=_REST, help="Replace OUT if it is a checkpoint.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", rich_help_panel=_REST, help="Check everything, print the table, write nothing.")
-    ] = False,
+    dtype: Annotated[str | None, _writing("Also cast the weights: float32, bfloat16 or float16.")] = None,
+    revision: Annotated[str | None, _writing("Branch, tag or commit of a hub SOURCE.")] = None,
+    to_stock: Annotated[bool, _writing("Write a stock model; all layers must be standard.", "--to-stock")] = False,
+    copy: Annotated[bool, _writing("Copy weight files instead of hard-linking them.", "--copy")] = False,
+    force: Annotated[bool, _writing("Replace OUT if it is a checkpoint.", "--force")] = False,
+    dry_run: Annotated[bool, _writing("Check everything, print the table, write nothing.", "--dry-run")] = False,
     push_to_hub: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_REST, metavar="REPO", help="Then upload OUT as this hub repository, private if new."
-        ),
+        str | None, _writing("Then upload OUT as this hub repository, private if new.", metavar="REPO")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", rich_help_panel=_REST, help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, _writing("Print the result as JSON.", "--json")] = False,
 ) -> None:
     """Rewire a Llama, Mistral, Qwen2 or Qwen3 checkpoint: which layers, and how they use all-reduces.
 

@@ -29,12 +29,11 @@ from rewired.text.tokenizer import check_needs_no_code
 from . import destination
 from .changed_weights import check_basis, check_gains
 from .job import Job, OnBytes
-from .kv_heads import discard_kv_heads, merge_kv_heads, repeat_kv_heads
+from .kv_heads import merge_kv_heads, repeat_kv_heads
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
-from .rotate import discard_rotated, rotate
-from .rotation import notes_on_rotation, text_of
+from .rotation import notes_on_rotation, rotate, text_of
 from .write import write
 
 if TYPE_CHECKING:
@@ -82,13 +81,15 @@ def convert(
         notes = [*plan.notes, *plan.by_ranks, *notes_on_rotation(plan.rotation), *taken]
         return Conversion(target, replace(plan, notes=notes))
     with destination.staged_folder(target) as staging:
-        job, merged = _open(origin, request, plan, target), list[str]()
+        checkpoint, merged = Checkpoint.open(origin.fetch(request.dtype)), list[str]()
+        tensors = _checked_tensors(checkpoint, plan, request.retrain)
+        job = Job(origin, checkpoint, checkpoint, tensors, plan, request, target, staging, on_bytes)
         if plan.kv_copies > 1:
-            job = repeat_kv_heads(job, staging, on_bytes)
+            job = repeat_kv_heads(job)
         elif request.to_stock and copies_in(job.weights) > 1:
-            job, merged = merge_kv_heads(job, staging, on_bytes)
+            job, merged = merge_kv_heads(job)
         if plan.rotation:
-            job = rotate(job, staging, on_bytes)
+            job = rotate(job)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
         if plan.cost:
             outcome = fit(job, config, work, on_layer, on_cost)
@@ -100,9 +101,8 @@ def convert(
             *notes_on_rotation(config.get(RECORD)),
             *notes_on_fits(config),
         ]
-        notes = write(job, config, notes, outcome.files if outcome else {}, staging, on_bytes)
-        discard_rotated(staging)
-        discard_kv_heads(staging)
+        notes = write(job, config, notes, outcome.files if outcome else {})
+        shutil.rmtree(job.scratch, ignore_errors=True)
         destination.check_free(target, origin.folder, force)  # it took time: something may have come there
     if outcome:
         shutil.rmtree(work)
@@ -125,13 +125,6 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
         if checks_weights:
             _checked_tensors(preview, plan, request.retrain)
     return target, plan
-
-
-def _open(origin: Source, request: Request, plan: Plan, target: Path) -> Job:
-    """The whole checkpoint, downloaded if it has to be, its tensors checked."""
-    checkpoint = Checkpoint.open(origin.fetch(request.dtype))
-    tensors = _checked_tensors(checkpoint, plan, request.retrain)
-    return Job(origin, checkpoint, checkpoint, tensors, plan, request, target)
 
 
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan, retrain: bool) -> dict[str, TensorInfo]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rewired.quantities import size
+
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
     """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
@@ -22,6 +24,30 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
         raise ValueError(f"{out} is not a checkpoint folder, and --force replaces nothing else: choose another name.")
 
 
+def check_keeps_source(out: Path, source: Path | None) -> None:
+    """Raise ValueError if `out` is or holds the source."""
+    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Raise ValueError when `needed` bytes do not fit beside `out`."""
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    advice = "Free some space, or put it on the source's filesystem, where weights are linked instead of copied."
+    _check_fits(parent, needed, str(out), advice)
+
+
+def check_spill(folder: Path, needed: int) -> None:
+    """Raise ValueError when activations of `needed` bytes do not fit into `folder`."""
+    _check_fits(folder, needed, f"--spill {folder}", "Spill to another disk, or fit on fewer tokens.")
+
+
+def _check_fits(folder: Path, needed: int, what: str, advice: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(f"No space left: {what} needs {size(needed)} and {size(free)} are free. {advice}")
+
+
 def note_on_taken(out: Path, source: Path | None, force: bool) -> list[str]:
     """What `check_free` would say, as a note for a dry run."""
     try:
@@ -29,12 +55,6 @@ def note_on_taken(out: Path, source: Path | None, force: bool) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return []
-
-
-def check_keeps_source(out: Path, source: Path | None) -> None:
-    """Raise ValueError if `out` is or holds the source."""
-    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
-        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
 
 
 @contextmanager

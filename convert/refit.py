@@ -12,7 +12,7 @@ from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .disk_space import check_space, check_spill
+from .destination import check_space, check_spill
 from .job import Job
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _check_room(job: Job) -> None:
     check_types(changing, dtype)
     files = {info.file for info in changing}
     written = [info for info in job.tensors.values() if dtype or info.file in files]
-    both = [*written, *changing]
-    check_space(job.out, cast_size(both, dtype) if dtype else sum(info.size for info in both))
+    check_space(job.out, cast_size([*written, *changing], dtype))
 
 
 def record(outcome: RefitResult, job: Job, config: Mapping[str, Any], revision: str | None) -> dict[str, Any]:

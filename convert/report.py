@@ -41,7 +41,6 @@ class FitTable:
         self.bars, self.is_begun = bars, False
 
     def add(self, layer: int, layers: int, fits: Sequence[Fit]) -> None:
-        """Layer number `layer` of `layers` is done."""
         if not self.is_begun:
             self.is_begun = True
             self.bars.print("Mean square errors on held-out tokens, in units of the original's stream:")

@@ -1,20 +1,29 @@
-"""A rotation before and after it is done: what is refused, what the plan and config.json hold of it, and its notes."""
+"""The rotation as a step of a conversion: planned, done by writing the weights in another basis, and put in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.dtypes import cast_size, check_types
+from rewired.checkpoint.rewired_config import wired_config
 from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
+from rewired.ranks import choose_device
 from rewired.refit.request import RefitRequest
-from rewired.rotate.request import BASIS_FILE, TOKENS, check_kind
+from rewired.rotate.request import BASIS_FILE, RECORD, TOKENS, check_kind
 
 from .changed_weights import check_basis
 from .request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from .job import Job
 
 
 def plan_rotation(checkpoint: Checkpoint, request: Request, wiring: Wiring) -> dict[str, Any] | None:
@@ -51,6 +60,52 @@ def text_of(request: Request) -> RefitRequest | None:
         return None
     text = request.refit or RefitRequest()
     return replace(text, tokens=min(text.tokens, TOKENS))
+
+
+def rotate(job: Job) -> Job:
+    """`job` with rotated weights; leaves the basis beside the output.
+
+    Raises ValueError for weights that cannot be rotated, and where they do not fit on the disk.
+    """
+    import numpy
+
+    from rewired.rotate.fold import write_rotated
+
+    dtype, tensors = job.request.dtype, job.tensors.values()
+    check_types(tensors, dtype, "rotated")
+    rotation = job.plan.rotation
+    assert rotation is not None, "a rotation that is asked for is planned"
+    needed = rotation["untied_head"] + cast_size(tensors, dtype)
+
+    def write(folder: Path) -> Checkpoint:
+        basis, found = _basis(job)
+        numpy.save(job.staging / BASIS_FILE, basis.numpy())
+        name = str(job.source.folder.resolve()) if job.source.folder else job.source.base_model
+        config = job.checkpoint.config | {RECORD: rotation | found | {"base": name}}
+        basis = basis.to(choose_device("auto", 1))
+        return write_rotated(job.weights, basis, folder, config, dtype, job.on_bytes)
+
+    return job.with_weights("rotated", needed, write)
+
+
+def _basis(job: Job) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The basis, [H, H], float32, and what its record says of how it was found."""
+    from rewired.rotate.hadamard import block_hadamard, section_widths
+
+    wiring, text = job.plan.wiring, text_of(job.request)
+    hadamard = block_hadamard(section_widths(wiring))
+    if text is None:
+        return hadamard.float(), {}
+    from rewired.rotate.missing import find_missing
+
+    config = wired_config(job.checkpoint.config, wiring.to_json(), job.plan.tp_shards)
+    missing, calibration = find_missing(config, job.checkpoint.folder, job.files, text)
+    # where channels are quantised, it spreads what is first among those that have as many bits
+    is_quantised = any(module.sections for module in wiring.modules)
+    basis = missing.basis @ hadamard if is_quantised else missing.basis
+    sent = sorted({module.shared_channels for module in wiring.modules if module.leaves_channels})
+    shares = [[channels, *(round(share, 3) for share in missing.shares(channels))] for channels in sent]
+    return basis.float(), {"text": calibration.name, "tokens": calibration.tokens, "shares": shares}
 
 
 def notes_on_rotation(record: Mapping[str, Any] | None) -> list[str]:

@@ -71,7 +71,6 @@ class LayerTable:
 
     @property
     def remarks(self) -> str:
-        """What to say below the table."""
         return f"{_WAITING} {_PAYLOADS.format(self.tp_shards)}" if self.has_payloads else _WAITING
 
     def to_json(self) -> dict[str, Any]:

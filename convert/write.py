@@ -1,44 +1,42 @@
-"""The output folder: weights, config, model card, companions, and the model's own code."""
+"""The content of the output folder: weights, linked where nothing changes in them; config, card, companions, code."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.checkpoint import inside
-from rewired.checkpoint.foreign_code import (
-    Dropped,
-    copy_without_foreign_code,
-    note_on_dropped,
-    without_foreign_code,
-)
+from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
+from rewired.checkpoint.dtypes import cast_size, needs_cast
+from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
+from rewired.checkpoint.tensors import check_finite, read_tensor, save_tensors, write_index
 from rewired.model.regions import parse_regions
 from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import model_card
-from .job import Job, OnBytes
-from .weights import write_weights
+from .destination import check_space
+from .job import Job
+
+# a single file cannot have an index beside it: transformers would not look at the index
+_SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
+_CHUNK = 16 << 20  # bytes copied at a time
 
 
-def write(
-    job: Job,
-    config: Mapping[str, Any],
-    notes: Sequence[str],
-    fitted: Mapping[str, Path],
-    staging: Path,
-    on_bytes: OnBytes,
-) -> list[str]:
-    """Fill `staging` with all that belongs into the output; tensors that were `fitted` come from the files named there.
+def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Mapping[str, Path]) -> list[str]:
+    """Write all that belongs into the output; tensors that were `fitted` come from the files named there.
 
     Returns the notes of the model card: `notes`, and one on code that did not come along.
     """
-    write_weights(job, fitted, staging, on_bytes)
-    folder = job.checkpoint.folder
-    notes = [*notes, *note_on_dropped(_copy_companions(folder, staging))]
+    _write_weights(job, fitted)
+    folder, staging = job.checkpoint.folder, job.staging
+    _, of_config = without_foreign_code((folder / "config.json").read_text(encoding="utf-8"))
+    dropped = {"config.json": of_config, **_copy_companions(folder, staging)}
+    notes = [*notes, *note_on_dropped(dropped)]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     card = model_card(
         job.out,
@@ -57,22 +55,14 @@ def write(
     return notes
 
 
-def _copy_companions(folder: Path, staging: Path) -> dict[str, Dropped]:
-    """Copy the small files that go along; returns what was dropped of each, and of config.json."""
-    _, of_config = without_foreign_code((folder / "config.json").read_text(encoding="utf-8"))
-    dropped = {"config.json": of_config}
-    for path in _companions(folder):
-        (staging / path).parent.mkdir(exist_ok=True)
-        dropped[path] = copy_without_foreign_code(inside(folder, path), staging / path)
+def _copy_companions(source: Path, target: Path) -> dict[str, Dropped]:
+    """Copy the small files that go along, such as tokenizer and licence; returns what was dropped of each."""
+    paths = {path for pattern in COMPANION_FILES for path in source.glob(pattern) if path.is_file()}
+    dropped = dict[str, Dropped]()
+    for name in sorted(str(path.relative_to(source)) for path in paths):
+        (target / name).parent.mkdir(exist_ok=True)
+        dropped[name] = copy_without_foreign_code(inside(source, name), target / name)
     return dropped
-
-
-def _companions(folder: Path) -> list[str]:
-    """Tokenizer, chat template, generation config, licence."""
-    names = {
-        str(path.relative_to(folder)) for pattern in COMPANION_FILES for path in folder.glob(pattern) if path.is_file()
-    }
-    return sorted(names)
 
 
 def _refitted(config: Mapping[str, Any]) -> str:
@@ -80,3 +70,104 @@ def _refitted(config: Mapping[str, Any]) -> str:
     entries = config.get("refit", {}).get("wiring", [])
     regions = parse_regions(entries, config["num_hidden_layers"])
     return ", ".join(region.layers for region in regions if not region.is_dense)
+
+
+def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:
+    """Files in which no tensor changes are linked, where that can be; others are written anew without lost gains."""
+    staging = job.staging
+    files, tensors, dtype, lost = job.weights.weight_files(), job.tensors, job.request.dtype, job.lost_gains
+    if dtype is not None and not needs_cast(tensors.values(), dtype):
+        dtype = None
+    changing = {tensors[name].file for name in (*fitted, *lost) if name in tensors}
+    changed = [file for file in files if dtype or file.name in changing]
+    unchanged = [file for file in files if file not in changed]
+    copy = job.request.copy or not _can_link(files[0], staging)
+    sizes = [file.stat().st_size for file in (files if copy else changed)]
+    check_space(job.out, cast_size(tensors.values(), dtype) if dtype else sum(sizes))
+
+    def on_part(count: int) -> None:
+        job.on_bytes(count, sum(sizes))
+
+    if changed:
+        _rewrite(changed, staging, dtype, fitted, lost, on_part)
+    _place(unchanged, staging, copy, on_part)
+    new = {name: path for name, path in fitted.items() if name not in tensors}
+    if new:
+        _gather(new, _free(staging / _NEW))
+        if (staging / SINGLE).exists():
+            (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
+    if new or (job.weights.folder / INDEX).is_file():
+        _write_index(job.weights, staging, is_same=not (new or dtype or lost))
+
+
+def _can_link(source: Path, folder: Path) -> bool:
+    probe = folder / ".probe"
+    try:
+        os.link(source.resolve(), probe)
+    except OSError:  # another filesystem, or one without hard links
+        return False
+    probe.unlink()
+    return True
+
+
+def _place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
+    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
+    for file in files:
+        source, target = file.resolve(), folder / file.name
+        if not copy:
+            os.link(source, target)
+            continue
+        with source.open("rb") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                writer.write(chunk)
+                on_bytes(len(chunk))
+
+
+def _free(path: Path) -> Path:
+    """`path`, or one like it that is not there yet: an earlier calibration may have left its gains."""
+    return path if not path.exists() else _free(path.with_stem(f"{path.stem}-more"))
+
+
+def _rewrite(
+    files: Iterable[Path],
+    folder: Path,
+    dtype: str | None,
+    replaced: Mapping[str, Path],
+    lost: Collection[str],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write each of `files` into `folder` without what is `lost`, floating-point tensors as `dtype`, if there is one.
+
+    Tensors that are `replaced` come from the files named there. One file is in memory at a time.
+    """
+    import torch
+    from safetensors import safe_open
+
+    target = getattr(torch, dtype) if dtype else None
+    for path in files:
+        tensors: dict[str, Any] = {}
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            for name in set(file.keys()).difference(lost):
+                tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
+                is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
+                tensors[name] = tensor.to(target) if target and is_plain else tensor
+                check_finite(name, tensors[name])
+        if tensors:
+            save_tensors(tensors, folder / path.name, metadata)
+            (folder / path.name).chmod(path.stat().st_mode)
+        on_bytes(path.stat().st_size)
+
+
+def _gather(tensors: Mapping[str, Path], target: Path) -> None:
+    save_tensors({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
+
+
+def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
+    """The source's index if nothing changed and transformers can read it, else a new one of the files in `staging`."""
+    old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
+    metadata = old.get("metadata")
+    if is_same and isinstance(metadata, dict):
+        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
+    else:
+        write_index(staging, metadata if isinstance(metadata, dict) else {})

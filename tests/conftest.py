@@ -16,7 +16,15 @@ import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+from rewired import ranks
+
 sys.path.append(str(Path(__file__).parents[1]))  # so that the ranks of a test can import it
+
+# what ranks and commands import, once for all of them: it takes longer than most of what they compute
+ranks.PRELOADED += [
+    *("pytest", "hypothesis", "typer", "peft", "rewired.adapt.run", "rewired.bench.run", "rewired.comm.companion"),
+    *("rewired.convert.cli", "rewired.evaluate.evaluate", "rewired.select.select"),
+]
 
 settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]

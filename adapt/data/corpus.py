@@ -20,8 +20,7 @@ from ..recipe.dataset_entry import DatasetEntry
 from ..recipe.keys import Recipe
 from . import loading
 from .encoding import encode_file, encode_stream, row_encoder
-from .files import stamp
-from .row_stats import StreamStats
+from .row_stats import RowStats
 from .tokens import Encoder
 
 _HELD_OUT_TOKENS = 512  # at most, of each row that is measured on
@@ -36,7 +35,7 @@ class Corpus:
     train: Dataset | IterableDataset
     held_out: Dataset | None
     notes: list[str]
-    stream_stats: Sequence[StreamStats] = ()  # one for each file that is streamed
+    stream_stats: Sequence[RowStats] = ()  # one for each file that is streamed
 
     def endless(self) -> Dataset | IterableDataset:
         """The rows to train on; a stream begins anew when it ends.
@@ -51,7 +50,6 @@ class Corpus:
         return IterableDataset.from_generator(_each, gen_kwargs=repeated, features=self.train.features)
 
     def streamed(self) -> list[str]:
-        """Notes on what has been streamed so far."""
         return [stats.note() for stats in self.stream_stats]
 
     @property
@@ -62,7 +60,7 @@ class Corpus:
         """
         held_out = self.held_out and self.held_out["input_ids"][:]
         files = (Path(stats.name) for stats in self.stream_stats)
-        stamps = (stamp(file) for file in files if file.is_file())
+        stamps = (loading.stamp(file) for file in files if file.is_file())
         digest = hashlib.sha256("".join([repr(held_out), *stamps]).encode())
         if isinstance(self.train, Dataset):
             places = range(0, len(self.train), max(1, len(self.train) // _FINGERPRINT_ROWS))
@@ -86,8 +84,8 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     Raises ValueError for data that cannot be read or trained on; bad rows are named by file and number.
     """
     encoder = Encoder.of(tokenizer, config.assistant_only_loss)
-    notes, stream_stats = list[str](), list[StreamStats]()
-    parts = [_read(source, recipe, config, encoder, notes, stream_stats) for source in recipe.mix]
+    stats = list[RowStats]()
+    parts = [_read(source, recipe, config, encoder, stats) for source in recipe.mix]
     held_out = _held_out_rows(recipe, parts)  # not trained on wherever they occur again
     known = frozenset(tuple(row["input_ids"]) for row in held_out)
     workers: dict[str, Any] = {} if recipe.streaming else {"num_proc": config.dataset_num_proc}
@@ -95,37 +93,27 @@ def load(recipe: Recipe, config: SFTConfig, tokenizer: Any) -> Corpus:
     if any(isinstance(rows, Dataset) and not len(rows) for rows in parts):
         raise ValueError("All rows of a dataset are the same as those that are held out: there is nothing to train on.")
     if recipe.streaming:
-        _check_streams(parts, stream_stats)
+        _check_streams(parts, stats)
     rows = loading.mix(parts, [source.weight for source in recipe.mix], config.seed)
+    notes = [] if recipe.streaming else [each.note() for each in stats]
     if isinstance(rows, Dataset) and len(rows) < sum(map(len, parts)):
         notes.append(f"drawn by weight until one dataset is used up: {len(rows):,} of {sum(map(len, parts)):,} rows")
     if isinstance(rows, IterableDataset):
         rows = rows.shuffle(config.seed, buffer_size=_SHUFFLE_BUFFER)
-    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, stream_stats)
+    return Corpus(rows, Dataset.from_list(held_out) if held_out else None, notes, stats if recipe.streaming else ())
 
 
-def _read(
-    source: DatasetEntry,
-    recipe: Recipe,
-    config: SFTConfig,
-    encoder: Encoder,
-    notes: list[str],
-    stream_stats: list[StreamStats],
-) -> Any:
-    """The rows of one dataset as tokens and labels. Appends to `notes`, or for files that are streamed, to
-    `stream_stats`."""
+def _read(source: DatasetEntry, recipe: Recipe, config: SFTConfig, encoder: Encoder, stats: list[RowStats]) -> Any:
+    """The rows of one dataset as tokens and labels. Appends what is counted of each file to `stats`."""
     encoded = list[Any]()
     announce(f"Reading {source.path}." if recipe.streaming else f"Reading and tokenising {source.path}.")
     for name, rows in loading.load(source, recipe.streaming):
         encode = row_encoder(name, source, encoder, recipe.skip_bad)
+        stats.append(RowStats(name, config.max_length, recipe.streaming))
         if isinstance(rows, IterableDataset):
-            stats = StreamStats(name, config.max_length)
-            stream_stats.append(stats)
-            encoded.append(encode_stream(rows, encode, stats, cuts=not config.packing))
+            encoded.append(encode_stream(rows, encode, stats[-1], cuts=not config.packing))
         else:
-            file_rows, note = encode_file(rows, encode, name, config)
-            encoded.append(file_rows)
-            notes.append(note)
+            encoded.append(encode_file(rows, encode, stats[-1], config.dataset_num_proc))
     return loading.mix(encoded, [None] * len(encoded), config.seed)
 
 
@@ -143,10 +131,10 @@ def _held_out_rows(recipe: Recipe, parts: Sequence[Dataset | IterableDataset]) -
     return held_out
 
 
-def _check_streams(parts: Sequence[IterableDataset], stream_stats: Sequence[StreamStats]) -> None:
+def _check_streams(parts: Sequence[IterableDataset], stats: Sequence[RowStats]) -> None:
     """Raise ValueError for a stream without a row to train on: begun anew for ever, it would give nothing for ever."""
     if any(next(iter(rows), None) is None for rows in parts):
-        notes = "".join(f" {stats.note()}." for stats in stream_stats)
+        notes = "".join(f" {each.note()}." for each in stats)
         raise ValueError(f"A streamed dataset has no row to train on beyond the held-out ones: give more data.{notes}")
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
-from trl import SFTConfig
 
-from rewired.text.conversations import prompt_and_completion
+from rewired.text.conversations import Document, prompt_and_completion, read_row
 
 from ..recipe.dataset_entry import DatasetEntry
-from .documents import checked_document
-from .files import decode, place
-from .loading import is_wanted
-from .row_stats import FILTERED, NOTHING_LEFT, StreamStats, note_emptied, note_on_file
+from .loading import decode, is_wanted, place
+from .row_stats import FILTERED, RowStats
 from .tokens import IGNORED, Encoder
 
 _VERSION = 5  # increase it when the same row gives other tokens: datasets caches what this code has made
@@ -28,6 +25,8 @@ _FEATURES = Features(  # given, because the first rows may all be left out and s
     problem=Value("string"),
 )
 
+_ROLES = ("system", "user", "assistant")
+
 RowEncoder = Callable[[Mapping[str, Any], int], dict[str, Any]]  # of a row and its index, the columns of _FEATURES
 
 
@@ -36,8 +35,8 @@ def row_encoder(name: str, source: DatasetEntry, encoder: Encoder, skip_bad: boo
     return partial(_encode_row, version=_VERSION, name=name, source=source, encoder=encoder, skip_bad=skip_bad)
 
 
-def encode_file(rows: Dataset, encode: RowEncoder, name: str, config: SFTConfig) -> tuple[Dataset, str]:
-    """`input_ids` and `labels` of the rows that can be learnt from, and a note on what was left out or will be cut.
+def encode_file(rows: Dataset, encode: RowEncoder, stats: RowStats, processes: int | None) -> Dataset:
+    """`input_ids` and `labels` of the rows that can be learnt from, all of them counted in `stats`.
 
     Raises ValueError if no row is left.
     """
@@ -46,24 +45,18 @@ def encode_file(rows: Dataset, encode: RowEncoder, name: str, config: SFTConfig)
         with_indices=True,
         remove_columns=rows.column_names,
         features=_FEATURES,
-        num_proc=config.dataset_num_proc,
-        desc=f"Tokenising {name}",
+        num_proc=processes,
+        desc=f"Tokenising {stats.name}",
     )
     # read before rows are selected: of a selection, datasets reads a column row by row
-    problems = encoded["problem"][:]
-    first, lengths = (np.asarray(encoded.with_format("numpy")[column][:]) for column in ("first", "length"))
-    is_good = np.array([_is_good(problem) for problem in problems], dtype=bool)
-    note = note_on_file(name, problems, lengths[is_good], config.max_length)
-    is_learnt = is_good & _is_learnt(first, lengths, config.max_length)
-    if is_learnt.sum() < is_good.sum():
-        note += note_emptied(int(is_good.sum() - is_learnt.sum()))
-    learnt = encoded.select(np.flatnonzero(is_learnt))
-    if not len(learnt):
-        raise ValueError(f"No row can be trained on: {note}.")
-    return learnt.select_columns(["input_ids", "labels"]), note
+    columns = (encoded[column][:] for column in ("problem", "first", "length"))
+    learnt = [index for index, row in enumerate(zip(*columns, strict=True)) if stats.count(index, *row)]
+    if not learnt:
+        raise ValueError(f"No row can be trained on: {stats.note()}.")
+    return encoded.select(learnt).select_columns(["input_ids", "labels"])
 
 
-def encode_stream(rows: IterableDataset, encode: RowEncoder, stats: StreamStats, cuts: bool) -> IterableDataset:
+def encode_stream(rows: IterableDataset, encode: RowEncoder, stats: RowStats, cuts: bool) -> IterableDataset:
     """`input_ids` and `labels` of the rows that can be learnt from, encoded and counted in `stats` as they are read.
 
     With `cuts`, to at most `stats.longest` tokens; packing cuts by itself.
@@ -71,9 +64,8 @@ def encode_stream(rows: IterableDataset, encode: RowEncoder, stats: StreamStats,
 
     def encode_and_count(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         encoded = encode(row, index)
-        if not encoded["problem"] and not _is_learnt(encoded["first"], encoded["length"], stats.longest):
-            encoded["problem"] = NOTHING_LEFT
-        stats.count(index, encoded)
+        if not stats.count(index, encoded["problem"], encoded["first"], encoded["length"]):
+            encoded["problem"] = encoded["problem"] or "nothing to learn is left"
         longest = stats.longest if cuts else None
         return encoded | {name: encoded[name][:longest] for name in ("input_ids", "labels")}
 
@@ -91,7 +83,7 @@ def _encode_row(
         row = decode(row, where)
         if not is_wanted(source, row):
             return nothing | {"problem": FILTERED}
-        document, parts = checked_document(row, where), prompt_and_completion(row)
+        document, parts = _checked_document(row, where), prompt_and_completion(row)
         encoded = encoder.encode(document, where, parts and parts[0])
     except ValueError as error:
         if isinstance(error, UnicodeDecodeError):  # of a row that datasets decodes only now
@@ -104,10 +96,40 @@ def _encode_row(
     return encoded | {"length": length, "first": next(learnt, length), "problem": ""}
 
 
-def _is_learnt(first: Any, length: Any, longest: int | None) -> Any:
-    """Whether a row cut to `longest` tokens still has its first learnt token; of numbers or arrays."""
-    return first < np.minimum(length, longest or length)
-
-
 def _is_good(problem: str) -> bool:
     return not problem
+
+
+def _checked_document(row: Mapping[str, Any], where: str) -> Document:
+    """The row as a text or a conversation. Raises ValueError, which says `where`, if it cannot be trained on."""
+    document = read_row(row, where)
+    _check_unicode(document, where)
+    if (parts := prompt_and_completion(row)) and not (parts[1].strip() if isinstance(parts[1], str) else parts[1]):
+        raise ValueError(f"{where} has an empty completion.")
+    if isinstance(document, str):
+        if not document.strip():
+            raise ValueError(f"{where} is an empty text.")
+        return document
+    if not document:
+        raise ValueError(f"{where} is an empty conversation.")
+    roles = [turn["role"] for turn in document]
+    for role in roles:
+        if role not in _ROLES:
+            raise ValueError(f"{where} has a turn of the unknown role '{role}': there are {', '.join(_ROLES)}.")
+    if "assistant" not in roles:
+        raise ValueError(f"{where} has no turn of the assistant, so nothing to learn.")
+    if "system" in roles[1:] or any(one == other for one, other in pairwise(roles)):
+        raise ValueError(f"{where} has turns out of order ({', '.join(roles)}): user and assistant take turns.")
+    if not all(turn["content"].strip() for turn in document if turn["role"] != "system"):
+        raise ValueError(f"{where} has an empty turn.")
+    return document
+
+
+def _check_unicode(document: Document, where: str) -> None:
+    """Raise ValueError for half of a surrogate pair, which JSON may hold, and which no tokenizer takes."""
+    texts = [document] if isinstance(document, str) else [turn["content"] for turn in document]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} holds half of a character ({error.reason}).") from None

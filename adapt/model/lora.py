@@ -16,12 +16,12 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
-from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.tensors import read_tensor
 from rewired.families import classes
 
 from ..recipe.keys import Recipe
@@ -105,8 +105,7 @@ def merged(model: Any, start: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for name, info in Checkpoint.open(start).tensors().items():
         path, _, attribute = name.rpartition(".")
         module: Any = model.get_submodule(path)
-        with safe_open(start / info.file, framework="pt") as file:
-            value = file.get_tensor(name)
+        value = read_tensor(start / info.file, name)
         if isinstance(module, LoraLayer):
             if attribute == "weight":
                 value = value.float() + _added(module).cpu()
@@ -118,7 +117,6 @@ def merged(model: Any, start: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _added(layer: Any) -> torch.Tensor:
-    """What a layer's adapter adds to its weight."""
     b, a = (whole(each[_ADAPTER].weight.detach()) for each in (layer.lora_B, layer.lora_A))
     added: torch.Tensor = layer.scaling[_ADAPTER] * (b @ a)
     return added

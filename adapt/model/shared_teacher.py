@@ -6,7 +6,7 @@ are wired as the original's, without adapters, and with its norms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,24 +14,24 @@ from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
-from safetensors import safe_open
 from torch import nn
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.tensors import read_tensor
 from rewired.families import stock
 from rewired.model.wiring import Wiring
 
 from ..recipe.keys import LORA, Recipe
 from .teacher import Teacher, without_layers
-from .trainable import first_changed, norms_and_gains
+from .trainable import UNCHANGED, Changed, first_changed, norms_and_gains
 
 
-def runs_within(recipe: Recipe, changed: Collection[int], ends_changed: bool) -> bool:
-    """Whether the student of `recipe` is to be its own teacher; `changed` and `ends_changed` as in a `Start`.
+def runs_within(recipe: Recipe, changed: Changed) -> bool:
+    """Whether the student of `recipe` is to be its own teacher; `changed` as in a `Start`.
 
     Where nothing is sharded, the teacher shares the student's modules one by one.
     """
-    return recipe.is_sharded and recipe.train == LORA and not (recipe.align or changed or ends_changed)
+    return recipe.is_sharded and recipe.train == LORA and not recipe.align and changed == UNCHANGED
 
 
 def within(student: Any, original: Path) -> Teacher:
@@ -93,8 +93,7 @@ def _norms(student: Any, original: Path) -> Iterator[_Swap]:
         if path.endswith(student.family.gains):
             continue
         norm = model.get_submodule(path)
-        with safe_open(original / files[name].file, framework="pt") as file:
-            weight = file.get_tensor(name).to(student.device, dtype)
+        weight = read_tensor(original / files[name].file, name).to(student.device, dtype)
         norm.load_state_dict({"weight": weight}, assign=True)
         owner, _, attribute = path.rpartition(".")
         yield _Swap(student.get_submodule(owner), attribute, norm.requires_grad_(False))

@@ -8,7 +8,7 @@ sharded at load time, so is its teacher, which then shares no weights with it (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers.distributed import DistributedConfig
 
 from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.tensors import read_tensor
 from rewired.families import classes, stock
 from rewired.model.rewired_model import RewiredForCausalLM
 
 from .four_bit import In4Bit, keep_packing
-from .trainable import first_changed, is_trained
+from .trainable import UNCHANGED, Changed, first_changed, is_trained
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Teacher:
 def beside(
     student: RewiredForCausalLM,
     original: Path,
-    changed: Collection[int] = (),
-    ends_changed: bool = False,
+    changed: Changed = UNCHANGED,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     shares: bool = True,
@@ -67,11 +66,11 @@ def beside(
     """A teacher that runs on the student's own modules where they are the original's; others are read from the
     checkpoint in `original`.
 
-    The student's layers in `changed` start with other weights than the original's, and with `ends_changed` so may its
-    embedding, last norm and head. `shares` is False where the student's modules cannot run outside of it. With `whole`,
-    the teacher runs all layers itself. Its own projections are held in `dtype`, on `device`, where the student will be.
+    What is `changed` starts with other weights than the original's. `shares` is False where the student's modules
+    cannot run outside of it. With `whole`, the teacher runs all layers itself. Its own projections are held in `dtype`,
+    on `device`, where the student will be.
     """
-    first = -1 if ends_changed or whole else first_changed(student, changed)
+    first = -1 if whole else first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
     parts = _Parts(files, dtype or student.dtype, device or student.device, shares)
     family, base, start = student.family, student.base, max(first, 0)
@@ -83,10 +82,10 @@ def beside(
     for name in (family.last_norm, family.embedding):
         pair = getattr(model, name), getattr(base, name)
         is_read = name == family.last_norm or first < 0
-        setattr(model, name, parts.take(*pair, family.in_base(name), not ends_changed) if is_read else None)
+        setattr(model, name, parts.take(*pair, family.in_base(name), not changed.ends) if is_read else None)
     embedding = getattr(model, family.embedding)
     name = family.in_base(family.embedding) if config.tie_word_embeddings else family.head
-    head = parts.take(head, student.get_output_embeddings(), name, not ends_changed)
+    head = parts.take(head, student.get_output_embeddings(), name, not changed.ends)
     if config.tie_word_embeddings and embedding is not None:
         head.weight = embedding.weight
     layers = getattr(model, family.layers)
@@ -94,7 +93,7 @@ def beside(
         student_layer: nn.Module = base.decoder_layers[index]
         for name in [name for name, part in layer.named_modules() if part._parameters]:
             pair = layer.get_submodule(name), student_layer.get_submodule(name)
-            layer.set_submodule(name, parts.take(*pair, f"{family.layer(index)}.{name}", index not in changed))
+            layer.set_submodule(name, parts.take(*pair, f"{family.layer(index)}.{name}", index not in changed.layers))
     return Teacher(model.eval(), layers, head, first, without_adapters)
 
 
@@ -112,8 +111,7 @@ def without_layers(config: Any, count: int) -> Any:
 def sharded(
     student: RewiredForCausalLM,
     original: Path,
-    changed: Collection[int] = (),
-    ends_changed: bool = False,
+    changed: Changed = UNCHANGED,
     dtype: torch.dtype | None = None,
     distributed: DistributedConfig | None = None,
     in_4bit: bool = False,
@@ -122,7 +120,7 @@ def sharded(
 
     Its projections may be held `in_4bit`. Transformers leaves the last norm and the head gathered once they have run.
     """
-    first = -1 if ends_changed else first_changed(student, changed)
+    first = first_changed(student, changed)
     config = deepcopy(student.config)
     config.wiring = []
     model_class = classes(student.family, "ForCausalLM")
@@ -161,21 +159,17 @@ class _Parts:
     def take(self, empty: nn.Module, student_module: nn.Module, name: str, may_share: bool) -> nn.Module:
         """The student's module if it is frozen and the original's; else `empty`, filled from the checkpoint."""
         base: Any = getattr(student_module, "base_layer", student_module)
-        is_frozen = not is_trained(base)
-        if self.shares and may_share and is_frozen:
+        if self.shares and may_share and not is_trained(base):
             return student_module
         # autocast leaves norms and the embedding in the student's dtype, and so must the teacher's be: the embedding's
         # dtype is that of the stream
         dtype = self.dtype if isinstance(empty, nn.Linear) else cast(torch.Tensor, student_module.weight).dtype
-        tensors = {key: self._read(f"{name}.{key}", dtype) for key in empty.state_dict()}
+        names = {key: f"{name}.{key}" for key in empty.state_dict()}
+        tensors = {key: read_tensor(self.files[name], name).to(self.device, dtype) for key, name in names.items()}
         if isinstance(empty, nn.Linear) and hasattr(base.weight, "quant_state"):
             return _in_4bit(empty, tensors, base.weight).to(self.device)
         empty.load_state_dict(tensors, assign=True)
         return empty.requires_grad_(False)
-
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        with safe_open(self.files[name], framework="pt") as file:
-            return file.get_tensor(name).to(self.device, dtype)
 
 
 def _in_4bit(empty: nn.Linear, tensors: Mapping[str, torch.Tensor], like: Any) -> nn.Module:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
+from rewired.checkpoint.provenance import Changed
 from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..recipe.keys import LORA, Recipe
@@ -17,35 +18,31 @@ from ..recipe.keys import LORA, Recipe
 _SMALL = ("norm", "gain")  # the ends of the names of norms and gains
 
 
+UNCHANGED = Changed()
+
+
 def rewired_layers(config: Any) -> list[int]:
     """The layers of a RewiredConfig of which a module is rewired."""
     return config.resolved_wiring.rewired_layers
 
 
-def first_changed(model: RewiredForCausalLM, changed: Collection[int] = ()) -> int:
-    """The first layer that is rewired, trained or in `changed`: the layers below it compute what the original's do.
+def first_changed(model: RewiredForCausalLM, changed: Changed = UNCHANGED) -> int:
+    """The first layer that is rewired, trained or `changed`: the layers below it compute what the original's do.
 
-    -1 if the embedding is trained, the number of layers if nothing differs.
+    -1 if the embedding is trained or changed, the number of layers if nothing differs.
     """
-    if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
+    if changed.ends or is_trained(model.get_input_embeddings()):
         return -1
-    trained = [
-        index
-        for index, layer in enumerate(model.base.decoder_layers)
-        if any(p.requires_grad for p in layer.parameters())
-    ]
-    return min([*rewired_layers(model.config), *trained, *changed], default=model.config.num_hidden_layers)
+    trained = [index for index, layer in enumerate(model.base.decoder_layers) if is_trained(layer)]
+    return min([*rewired_layers(model.config), *trained, *changed.layers], default=model.config.num_hidden_layers)
 
 
-def changed_after(model: Any, changed: Collection[int], ends_changed: bool) -> tuple[list[int], bool]:
-    """The layers whose weights differ from the original's once `model` is trained, and whether other weights do.
-
-    `changed` and `ends_changed` are the same before the training.
-    """
+def changed_after(model: Any, before: Changed) -> Changed:
+    """What differs from the original's weights once `model` is trained, by what did `before`."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     matches = [re.search(rf"\b{model.config.family.layers}\.(\d+)\.", name) for name in trained]
     layers = {int(match[1]) for match in matches if match}
-    return sorted(layers.union(changed)), ends_changed or None in matches
+    return Changed(tuple(sorted(layers.union(before.layers))), before.ends or None in matches)
 
 
 def choose_or_adapt(model: RewiredForCausalLM, recipe: Recipe) -> Any:
@@ -103,12 +100,11 @@ def choose(model: RewiredForCausalLM, train: str) -> None:
         parameter.requires_grad_(
             train == "all" or (name.startswith(rewired) and (is_small or train != "norms_and_gains"))
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not is_trained(model):
         raise ValueError(
             f"No layer of this model is rewired, so that `train: {train}` trains nothing: give a wiring, or train: all."
         )
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether any parameter of `module` is trained."""
     return any(parameter.requires_grad for parameter in module.parameters())

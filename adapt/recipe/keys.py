@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
 
+import torch
 from trl import SFTConfig
 
 from rewired.families import FAMILIES
 from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
-from .companions import Companion
 from .dataset_entry import DatasetEntry
 
 LORA = "lora"
@@ -27,65 +30,49 @@ _MINIMA = dict.fromkeys(("held_out", "cache_gathers"), 0) | dict.fromkeys(
 _PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.linears))
 
 
+def _key(default: Any, help_text: str, choices: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"help": help_text} | ({"choices": list(choices)} if choices else {}))
+
+
 @dataclass
 class Recipe:
     """The keys that `adapt` adds to TRL's SFTConfig. Raises ValueError for values that make no sense."""
 
-    model: str = field(
-        default="", metadata={"help": "A checkpoint: a folder, a hub id or a short name; dense or rewired."}
+    model: str = _key("", "A checkpoint: a folder, a hub id or a short name; dense or rewired.")
+    wiring: list[dict] | str | None = _key(  # type: ignore[type-arg]  # noqa: RUF009
+        None, "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."
     )
-    wiring: list[dict] | str | None = field(  # type: ignore[type-arg]
-        default=None, metadata={"help": "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."}
+    tp_shards: int | None = _key(None, "Logical tensor-parallel shards, as for convert.")
+    refit: str | None = _key(
+        None,
+        "Text to refit on after rewiring: a file, a folder, a dataset, mix, or none. Recipes that distill take mix by "
+        "default.",
     )
-    tp_shards: int | None = field(default=None, metadata={"help": "Logical tensor-parallel shards, as for convert."})
-    refit: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text to refit on after rewiring: a file, a folder, a dataset, mix, or none. Recipes that distill "
-            "take mix by default."
-        },
+    refit_tokens: int = _key(32_768, "How many tokens to refit on.")
+    retrain: bool = _key(False, "Rewire a model whose weights were trained or fitted to another wiring.")
+    datasets: list[dict] | None = _key(  # type: ignore[type-arg]  # noqa: RUF009
+        None, "What to train on: paths, or {path, name, split, weight, languages, sources}."
     )
-    refit_tokens: int = field(default=32_768, metadata={"help": "How many tokens to refit on."})
-    retrain: bool = field(
-        default=False, metadata={"help": "Rewire a model whose weights were trained or fitted to another wiring."}
+    streaming: bool = _key(False, "Read datasets while training; needs max_steps.")
+    skip_bad: bool = _key(False, "Leave bad rows out and count them.")
+    held_out: int = _key(16, "How many first rows of each dataset only measure KL.")
+    train: str = _key("all", "Which weights learn.", TRAINED)
+    lora_r: int = _key(16, "The rank of LoRA.")
+    lora_alpha: int = _key(32, "The alpha of LoRA, which is scaled by alpha / rank.")
+    lora_target_modules: list[str] | None = _key(  # noqa: RUF009
+        None, "The projections that get LoRA; all seven of a layer by default."
     )
-    datasets: list[dict] | None = field(  # type: ignore[type-arg]
-        default=None, metadata={"help": "What to train on: paths, or {path, name, split, weight, languages, sources}."}
-    )
-    streaming: bool = field(default=False, metadata={"help": "Read datasets while training; needs max_steps."})
-    skip_bad: bool = field(default=False, metadata={"help": "Leave bad rows out and count them."})
-    held_out: int = field(default=16, metadata={"help": "How many first rows of each dataset only measure KL."})
-    train: str = field(default="all", metadata={"help": "Which weights learn.", "choices": list(TRAINED)})
-    lora_r: int = field(default=16, metadata={"help": "The rank of LoRA."})
-    lora_alpha: int = field(default=32, metadata={"help": "The alpha of LoRA, which is scaled by alpha / rank."})
-    lora_target_modules: list[str] | None = field(
-        default=None, metadata={"help": "The projections that get LoRA; all seven of a layer by default."}
-    )
-    load_in_4bit: bool = field(
-        default=False,
-        metadata={"help": "Hold the projections that LoRA does not train in 4 bits (NF4 of bitsandbytes)."},
-    )
-    fsdp_size: int = field(default=1, metadata={"help": "Ranks that the model is sharded over (FSDP2)."})
-    cache_gathers: int = field(
-        default=0,
-        metadata={"help": "How many of the last layers stay gathered from forward to backward, in more memory."},
-    )
-    dp_replicate_size: int = field(
-        default=1, metadata={"help": "How many such groups there are, each with a model (HSDP)."}
-    )
-    tp_size: int = field(default=1, metadata={"help": "Ranks that share each layer's work (tensor parallelism)."})
-    ce_weight: float = field(default=1.0, metadata={"help": "Weight of the cross-entropy with the data: SFT."})
-    kd_weight: float = field(default=0.0, metadata={"help": "Weight of the divergence from the original."})
-    divergence: str = field(default="forward_kl", metadata={"help": "Which divergence.", "choices": list(DIVERGENCES)})
-    temperature: float = field(default=1.0, metadata={"help": "Temperature of both models' logits in the divergence."})
-    hidden_weight: float = field(
-        default=0.0, metadata={"help": "Weight of the stream's relative squared error after each rewired layer."}
-    )
-
-    align: bool = field(
-        default=False,
-        metadata={"help": "Each rewired layer learns alone to give what the original's gives; no other loss."},
-    )
+    load_in_4bit: bool = _key(False, "Hold the projections that LoRA does not train in 4 bits (NF4 of bitsandbytes).")
+    fsdp_size: int = _key(1, "Ranks that the model is sharded over (FSDP2).")
+    cache_gathers: int = _key(0, "How many of the last layers stay gathered from forward to backward, in more memory.")
+    dp_replicate_size: int = _key(1, "How many such groups there are, each with a model (HSDP).")
+    tp_size: int = _key(1, "Ranks that share each layer's work (tensor parallelism).")
+    ce_weight: float = _key(1.0, "Weight of the cross-entropy with the data: SFT.")
+    kd_weight: float = _key(0.0, "Weight of the divergence from the original.")
+    divergence: str = _key("forward_kl", "Which divergence.", DIVERGENCES)
+    temperature: float = _key(1.0, "Temperature of both models' logits in the divergence.")
+    hidden_weight: float = _key(0.0, "Weight of the stream's relative squared error after each rewired layer.")
+    align: bool = _key(False, "Each rewired layer learns alone to give what the original's gives; no other loss.")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -138,7 +125,6 @@ class Recipe:
 
     @property
     def mix(self) -> list[DatasetEntry]:
-        """The entries of `datasets`."""
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
         return [DatasetEntry.from_recipe(entry) for entry in entries]
 
@@ -190,3 +176,38 @@ class Stage:
     config: SFTConfig
     given: dict[str, Any]  # the keys in the file and on the command line; all others have their defaults
     companions: tuple[Companion, ...] = ()
+
+
+class Attached(Protocol):
+    """A companion on one rank of a sharded training."""
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called once, before the first step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps for this rank."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called on all ranks."""
+
+
+class Companion(Protocol):
+    """The keys of what a room that `adapt` does not know does beside a training, as a recipe gives them.
+
+    The room announces it as an entry point of the group `rewired.adapt`: a dataclass whose fields, all of them
+    optional, are keys of recipes and of the command line. It raises ValueError for values that make no sense.
+    """
+
+    def check(self, recipe: Recipe, config: SFTConfig) -> None:
+        """Raise ValueError for what makes no sense beside the recipe."""
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ValueError where a training cannot run on so many."""
+
+    def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Attached | None:
+        """Called on all ranks, once the models are there; None where the keys ask for nothing."""
+
+
+@cache
+def announced() -> tuple[type, ...]:
+    return tuple(entry.load() for entry in sorted(entry_points(group="rewired.adapt"), key=lambda each: each.name))

@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 ONE_WAY_TO_SHARD = "models are sharded by fsdp_size, dp_replicate_size and tp_size"
-_OWN_DATA = "rows are read by their form, as docs/adapt.md says"
 _MEASURES = "there is no evaluation loss: eval_steps alone measures the divergence from the original"
-_NO_HUB = "what is to be uploaded is the folder `final`, when it is there"
-
-UNSUPPORTED: dict[str, str] = {
-    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), ONE_WAY_TO_SHARD),
-    **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), _OWN_DATA),
-    **dict.fromkeys(
-        (
-            "do_eval",
-            "do_predict",
-            "do_train",
-            "batch_eval_metrics",
-            "bf16_full_eval",
-            "eval_accumulation_steps",
-            "eval_delay",
-            "eval_do_concat_batches",
-            "eval_on_start",
-            "eval_packing",
-            "eval_strategy",
-            "eval_use_gather_object",
-            "fp16_full_eval",
-            "greater_is_better",
-            "include_for_metrics",
-            "label_names",
-            "load_best_model_at_end",
-            "metric_for_best_model",
-            "per_device_eval_batch_size",
-            "prediction_loss_only",
-        ),
-        _MEASURES,
-    ),
-    **dict.fromkeys(
-        (
-            "hub_always_push",
-            "hub_model_id",
-            "hub_private_repo",
-            "hub_revision",
-            "hub_strategy",
-            "hub_token",
-            "push_to_hub",
-        ),
-        _NO_HUB,
+_REASONS = {
+    "fsdp fsdp_config deepspeed parallelism_config": ONE_WAY_TO_SHARD,
+    "dataset_text_field dataset_kwargs": "rows are read by their form, as docs/adapt.md says",
+    "do_eval do_predict do_train eval_delay eval_on_start eval_packing eval_accumulation_steps": _MEASURES,
+    "eval_strategy eval_do_concat_batches eval_use_gather_object batch_eval_metrics": _MEASURES,
+    "bf16_full_eval fp16_full_eval per_device_eval_batch_size prediction_loss_only": _MEASURES,
+    "include_for_metrics label_names load_best_model_at_end metric_for_best_model greater_is_better": _MEASURES,
+    "push_to_hub hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token": (
+        "what is to be uploaded is the folder `final`, when it is there"
     ),
     "completion_only_loss": "assistant_only_loss says what is learnt of a conversation",
     "eos_token": "a chat template or the tokenizer says how a document ends",
@@ -62,3 +29,4 @@ UNSUPPORTED: dict[str, str] = {
     "trust_remote_code": "a rewired model's code is installed, and nothing fetched is run",
     "use_cache": "nothing is cached where it trains",
 }
+UNSUPPORTED = {key: reason for keys, reason in _REASONS.items() for key in keys.split()}

@@ -33,7 +33,6 @@ class EndOfStep(TrainerCallback):
     over steps."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Logs whenever a checkpoint is due."""
         signals.check()
         control.should_log |= control.should_save
 
@@ -60,16 +59,13 @@ class StopWhenDiverged(TrainerCallback):
         return " and ".join(f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Looks at what was logged before a training was resumed."""
-        self.look_back(state)
+        self.look_back(state)  # where a training is resumed
 
     def look_back(self, state: TrainerState) -> None:
-        """Looks at all that was logged so far."""
         for entry in state.log_history:
             self._look(entry, int(entry["step"]))
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any) -> None:
-        """Looks at the losses that are logged."""
         self._look(logs or {}, state.global_step)
 
     def _look(self, logs: Mapping[str, float], step: int) -> None:
@@ -112,8 +108,7 @@ class MeasureDivergence(TrainerCallback):
         self.texts, self.every, self.log = texts, every, log
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Measures before the first step, unless the training is resumed."""
-        if state.global_step == 0:
+        if state.global_step == 0:  # else it is resumed
             tokens = quantities.count(sum(map(len, self.texts)), "token")
             announce(
                 f"Before the first step, and every {quantities.count(self.every, 'step')}: KL to the original on "
@@ -122,7 +117,6 @@ class MeasureDivergence(TrainerCallback):
             self._measure(others["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Measures every so many steps, and after the last one."""
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
             was_due = control.should_log
             self._measure(others["model"])

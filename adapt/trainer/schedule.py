@@ -35,7 +35,6 @@ class FollowSchedule(TrainerCallback):
         self.notes = list[str]()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Sets the rates of the optimizer's groups."""
         scheduler = others["lr_scheduler"]
         if state.global_step == 0 or not isinstance(scheduler, LambdaLR):
             return

@@ -49,7 +49,7 @@ def main() -> None:
     args = parser(__doc__).parse_args()
     # under xdist the plugin hears of the workers' tests here
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) // 2) if find_spec("xdist") else 1
-    spread = ["--numprocesses", str(workers), "--dist", "loadgroup"] if workers > 1 else []
+    spread = ["--numprocesses", str(workers), "--dist", "loadfile"] if workers > 1 else []
     options = ["-m", "gpu", "--device", args.device, "--continue-on-collection-errors", "-p", "no:cacheprovider"]
     sys.exit(pytest.main([*PATHS, *options, *spread, "--durations=15", "-ra"], plugins=[Outcomes(args.section)]))
 

@@ -20,6 +20,7 @@ from trl import SFTConfig
 from rewired.adapt.assemble import make_teacher
 from rewired.adapt.model import four_bit
 from rewired.adapt.model.student import in_4bit, load_student
+from rewired.adapt.model.trainable import Changed
 from rewired.adapt.recipe.keys import Recipe
 from rewired.adapt.start import Start, outline
 from rewired.checkpoint.provenance import record
@@ -87,7 +88,8 @@ def test_the_teacher_is_the_same_base(changed: tuple[int, ...], dense: Path, tmp
     recipe = Recipe(str(folder), datasets=[{"path": "rows"}], kd_weight=1.0, train="lora", load_in_4bit=True)
     student = load_student(recipe, folder)
     config = SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-    teacher = make_teacher(student, recipe, config, Start(folder, record(find_source(str(folder)), folder), changed))
+    start = Start(folder, record(find_source(str(folder)), folder), Changed(changed))
+    teacher = make_teacher(student, recipe, config, start)
     own = {id(parameter) for parameter in student.parameters()}
     beside = [module for layer in teacher.layers for module in layer.modules() if isinstance(module, Linear4bit)]
     assert len([module for module in beside if id(module.weight) not in own]) == 7 * len(changed)
@@ -106,7 +108,7 @@ def own_projections(folder: Path, out: Path) -> list[int]:
     assert len(students) == 7 * student.config.num_hidden_layers
     counts = []
     for changed in ((), (2, 3)):
-        teacher = make_teacher(student, recipe, config, replace(start, changed=changed))
+        teacher = make_teacher(student, recipe, config, replace(start, changed=Changed(changed)))
         modules = [module for layer in teacher.layers for module in layer.modules()]
         counts.append(len([m for m in modules if isinstance(m, four_bit.Linear4bit) and id(m) not in students]))
     return counts

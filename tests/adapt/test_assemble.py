@@ -22,7 +22,7 @@ def test_the_trainer_has_a_config_of_its_own(keys: dict[str, Any], dense: Path, 
     before = stage.config.to_dict()
     folder = tmp_path / "stage-1"
     checked = check_stage([stage], dense)
-    trainer = make_trainer(stage, folder, prepare(stage.recipe, folder / "start", lambda *_: None), checked)
+    trainer = make_trainer(stage, folder, prepare(stage.recipe, folder / "start"), checked)
     assert stage.config.to_dict() == before
     changed = {name for name, value in trainer.args.to_dict().items() if value != before[name]}
     assert changed == {"output_dir", "assistant_only_loss", "model_init_kwargs", "chat_template_path"}

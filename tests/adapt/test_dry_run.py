@@ -16,7 +16,7 @@ from rewired.adapt.model.teacher import beside
 from rewired.adapt.model.trainable import choose
 from rewired.convert import Request, convert
 from rewired.sources import find_source
-from tests.convert.checkpoints import run
+from tests.commands import run
 from tests.convert.hub_server import HubServer
 
 from .world import LADDER, command, distillation, make_chat, make_rewired, train, write_recipe

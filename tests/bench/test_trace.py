@@ -42,7 +42,6 @@ def hidden(rank: RankTrace) -> int:
     )
 
 
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("wiring", "expected"), [([], 0), (LADDER, 2 * LAYERS - 1)], ids=["standard", "ladder"])
 def test_matrix_products_run_behind_all_reduces_of_ladder_and_not_of_standard(
     wiring: list[dict[str, Any]], expected: int, tmp_path: Path

@@ -18,8 +18,6 @@ from rewired.comm.packing import Layout
 
 from .slices import BF16, LAYOUT, NUMBERS, RANKS, rounded
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 def gradient(rank: int, step: int = 0) -> torch.Tensor:
     """[ranks, numbers]: the slice of every rank."""

@@ -17,8 +17,6 @@ from rewired.comm.options import PRESETS, Comm
 from .slices import BF16, RANKS
 from .traffic import Traffic
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 WIDTH = 256
 WEIGHTS = 2 * WIDTH * WIDTH
 DIFFERENCES = Comm("int4-difference")

@@ -20,8 +20,6 @@ from rewired.comm.weights import WeightGather
 
 from .slices import RANKS
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 class Checkpointed(nn.Linear):
     """Computes its activations anew in backward, from outside of FSDP2's hooks; transformers' layers do so inside."""

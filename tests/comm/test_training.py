@@ -23,7 +23,7 @@ from rewired.comm.options import PRESETS
 from rewired.ranks import run_on_ranks
 from tests.adapt.world import distillation, logged, weights, write_recipe
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RANKS, STEPS = 4, 6
 COMM = {"error_feedback": True, "ranks_per_node": 2}

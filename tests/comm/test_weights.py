@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import distributed
 
-from rewired.comm.differences import DifferenceGather
 from rewired.comm.nodes import Nodes
 from rewired.comm.packing import Packing
-from rewired.comm.weights import WeightGather
+from rewired.comm.weights import DifferenceGather, WeightGather
 
 from .slices import LAYOUT, NUMBERS, RANKS, rounded
-
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def shard(rank: int) -> torch.Tensor:

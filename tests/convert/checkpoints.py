@@ -1,12 +1,9 @@
-"""Tiny Llama checkpoints on disk, whole or broken, and a way to run the commands on them."""
+"""Tiny Llama checkpoints on disk, whole or broken."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,11 +71,3 @@ def logits(path: Path) -> torch.Tensor:
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file below `folder` and its content."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """An installed command, as a user runs it: `run("convert", source, "--ladder-layers", "2-4", cwd=folder)`."""
-    command = [str(Path(sys.executable).parent / arguments[0]), *map(str, arguments[1:])]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"} | environment
-    )

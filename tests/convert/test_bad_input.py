@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rewired.convert import Request, convert
+from tests.commands import run
 
-from .checkpoints import INDEX, broken_copy, edit_json, edit_tensors, make_llama, run, snapshot
+from .checkpoints import INDEX, broken_copy, edit_json, edit_tensors, make_llama, snapshot
 
 FIRST, LAST = "model-00001-of-00004.safetensors", "model-00004-of-00004.safetensors"
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
 from rewired.convert.card import model_card
 from rewired.convert.traffic import LayerTable
 from rewired.model.wiring import Wiring
 from rewired.sources import gguf
+from tests.commands import run
 from tests.evaluate.world import make_dense
 
-from .checkpoints import run, snapshot
+from .checkpoints import snapshot
 
 
 def blocks(card: str) -> list[str]:
@@ -59,5 +60,5 @@ def test_a_gguf_files_licence_goes_along(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    gguf._write_licence(path, tmp_path)
+    gguf._write_licence(GGUFReader(path), tmp_path)
     assert yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1]) == {"license": "apache-2.0"}

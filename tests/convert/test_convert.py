@@ -19,8 +19,9 @@ from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.model.wiring_text import region_name
 from rewired.sources import checkpoint_folder, gguf
+from tests.commands import run
 
-from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
+from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, snapshot
 
 
 def test_the_output_is_a_complete_checkpoint(source: Path) -> None:

@@ -16,7 +16,7 @@ from rewired.convert.plan import make_plan
 from rewired.refit.activation_store import ActivationStore
 from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
-from tests.convert.checkpoints import run
+from tests.commands import run
 from tests.evaluate.world import make_dense
 
 WIRINGS = {
@@ -35,39 +35,16 @@ some_wirings = pytest.mark.parametrize(
 
 
 @some_wirings
-def test_operations_are_those_that_are_counted(wiring: list[dict[str, object]], tmp_path: Path) -> None:
-    """Within a third: attention's own products, the solves and held-out tokens are left out."""
+def test_operations_and_activations_are_those_that_are_counted(
+    wiring: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a third. Left out of operations are attention's own products, the solves and held-out tokens; out of
+    activations, at the peak, what is held of held-out tokens for a module's fit."""
     dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
     (tmp_path / "text.txt").write_text("so it is written. " * 2000)
     request = Request(wiring, refit=RefitRequest(str(tmp_path / "text.txt"), 16_384))
     cost = make_plan(Checkpoint.open(dense), request).cost
     assert cost is not None
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        convert(dense, tmp_path / "out", request)
-    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
-
-
-def test_gains_alone_cost_no_least_squares_problem(tmp_path: Path) -> None:
-    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
-    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
-    wanted = RefitRequest(str(tmp_path / "text.txt"), 16_384, gains=True, matrices=False)
-    request = Request(WIRINGS["peek"], refit=wanted)
-    cost = make_plan(Checkpoint.open(dense), request).cost
-    assert cost is not None and cost.solves == 0
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        convert(dense, tmp_path / "out", request)
-    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
-
-
-@some_wirings
-def test_activations_are_those_that_are_kept(
-    wiring: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within a third, at the peak: what is held of held-out tokens for a module's fit is left out."""
-    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
-    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
-    request = Request(wiring, refit=RefitRequest(str(tmp_path / "text.txt"), 16_384))
-    cost = make_plan(Checkpoint.open(dense), request).cost
     alive, peak = 0, 0
 
     def put(self: ActivationStore, tensor: torch.Tensor) -> torch.Tensor:
@@ -83,9 +60,22 @@ def test_activations_are_those_that_are_kept(
         alive -= size
 
     monkeypatch.setattr(ActivationStore, "put", put)
-    convert(dense, tmp_path / "out", request)
-    assert cost is not None
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        convert(dense, tmp_path / "out", request)
+    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
     assert 0.67 < peak / cost.activations < 1.33
+
+
+def test_gains_alone_cost_no_least_squares_problem(tmp_path: Path) -> None:
+    dense = make_dense(tmp_path / "dense", hidden_size=64, intermediate_size=256, num_key_value_heads=8)
+    (tmp_path / "text.txt").write_text("so it is written. " * 2000)
+    wanted = RefitRequest(str(tmp_path / "text.txt"), 16_384, gains=True, matrices=False)
+    request = Request(WIRINGS["peek"], refit=wanted)
+    cost = make_plan(Checkpoint.open(dense), request).cost
+    assert cost is not None and cost.solves == 0
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        convert(dense, tmp_path / "out", request)
+    assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)
 
 
 def test_as_many_ridges_are_counted_as_are_tried() -> None:

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rewired.convert import Request, convert
-from rewired.convert.destination import staged_folder
-from rewired.convert.disk_space import check_space
+from rewired.convert.destination import check_space, staged_folder
 
 from .checkpoints import make_llama, snapshot
 

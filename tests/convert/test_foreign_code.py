@@ -18,9 +18,10 @@ from rewired.checkpoint.rewired_config import auto_map
 from rewired.convert import Conversion, Request, convert
 from rewired.model.family import LLAMA
 from rewired.serve.generate import Prompt, generate
+from tests.commands import run
 from tests.evaluate.world import make_dense, tokenizer
 
-from .checkpoints import edit_json, run
+from .checkpoints import edit_json
 
 LAYERS = [{"layers": "2-4", "preset": "ladder"}]
 

@@ -9,7 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from .checkpoints import INDEX, make_llama, run, snapshot
+from tests.commands import run
+
+from .checkpoints import INDEX, make_llama, snapshot
 from .hub_server import COMMIT, TOKEN, HubServer
 
 LADDER = ("--ladder-layers", "2-4")

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from rewired.convert.destination import staged_folder
+from tests.commands import run
 
-from .checkpoints import make_llama, run, snapshot
+from .checkpoints import make_llama, snapshot
 
 LADDER = ("--ladder-layers", "2-4")
 

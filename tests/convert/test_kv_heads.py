@@ -18,11 +18,12 @@ from rewired.convert import RefitRequest, Request, convert
 from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.ranks import run_on_ranks
 from rewired.rotate.original import as_made
+from tests.commands import run
 from tests.evaluate.world import tokenizer
 from tests.families.test_families import TOKENS, config_of, forward_and_backward, gains_of, randomised
 from tests.rewired.reference import reference_logits
 
-from .checkpoints import edit_json, edit_tensors, run, snapshot
+from .checkpoints import edit_json, edit_tensors, snapshot
 
 RANKS = 4
 STANDARD: list[dict[str, Any]] = [{"layers": "0-", "preset": "standard"}]

@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rewired.convert import RefitRequest, Request, convert
 from rewired.ranks import run_on_ranks
+from tests.commands import run
 from tests.quantised_models import GROUP, SCHEMES, dequantised, quantise
 from tests.rewired import reference
 from tests.rewired.sharded import load
 
-from .checkpoints import edit_json, make_llama, run
+from .checkpoints import edit_json, make_llama
 
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
 SHARDS = 3
@@ -240,7 +241,6 @@ def test_groups_that_shards_would_cut_are_refused(dense: Path, tmp_path: Path) -
         convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS))
 
 
-@pytest.mark.xdist_group("ranks")
 def test_ranks_are_refused(dense: Path, tmp_path: Path) -> None:
     source = quantise(dense, tmp_path / "source", "W8A8")
     out = convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS)).out

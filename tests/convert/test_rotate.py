@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from rewired.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
-from tests.convert.checkpoints import config_of, edit_json, edit_tensors, logits, make_llama, run, snapshot
+from tests.commands import run
+from tests.convert.checkpoints import config_of, edit_json, edit_tensors, logits, make_llama, snapshot
 from tests.refit.models import TOKENS
 from tests.refit.models import logits as logits_of
 

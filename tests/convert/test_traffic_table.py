@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rewired.convert import Request, convert
+from tests.commands import run
 
-from .checkpoints import config_of, run
+from .checkpoints import config_of
 
 
 def test_the_table_tells_collectives_before_and_after(source: Path) -> None:

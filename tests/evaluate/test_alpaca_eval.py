@@ -67,7 +67,6 @@ def test_a_judge_that_fails_does_not_cost_the_outputs(tmp_path: Path, monkeypatc
     assert alpaca_eval.judge(Path("outputs.json")).startswith("AlpacaEval's judge failed (no credit): alpaca_eval")
 
 
-@pytest.mark.xdist_group("evaluate")
 def test_an_evaluation_writes_the_outputs_of_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -23,8 +23,6 @@ from rewired.packages import Package
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
 from .test_sandbox import needs_sandbox
 
-pytestmark = pytest.mark.xdist_group("evaluate")  # which share the index of all tasks
-
 
 def prompts(task: Any) -> list[tuple[str, ...]]:
     """Context and continuation of each request; the context alone where the model generates."""

@@ -23,8 +23,6 @@ from rewired.extras import missing
 from ..convert.checkpoints import edit_json
 from .world import LADDER, make_dense, make_rewired, make_rows, tokenizer
 
-pytestmark = pytest.mark.xdist_group("evaluate")
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:

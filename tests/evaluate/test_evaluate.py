@@ -29,7 +29,6 @@ from rewired.evaluate.suites import Entry
 from .benchmark_rows import OLMO, carry
 from .world import DENSE, LADDER, make_dense, make_rewired, make_rows, tokenizer
 
-pytestmark = pytest.mark.xdist_group("evaluate")
 RUNNER = Runner("cpu", batch_size="4")
 TASKS = ("piqa", "lambada_openai")
 MMLU = Path(lm_eval.__file__).parent / "tasks" / "mmlu" / "default"

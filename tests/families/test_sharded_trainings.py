@@ -18,7 +18,6 @@ from tests.evaluate.world import tokenizer
 
 from .test_families import config_of, randomised
 
-pytestmark = pytest.mark.xdist_group("ranks")
 RANKS, ROWS = 2, 2
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from rewired.convert import RefitRequest, Request, cli, convert
 from rewired.text import MIX
-from tests.convert.checkpoints import run, snapshot
+from tests.commands import run
+from tests.convert.checkpoints import snapshot
 from tests.evaluate.world import make_dense
 
 

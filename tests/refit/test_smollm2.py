@@ -10,7 +10,6 @@ from rewired.convert import RefitRequest, Request, convert
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize(
     ("wiring", "most"),
     [({"preset": "ladder"}, 0.3), ({"preset": "ladder", "peek": True}, 0.35), ({"preset": "desync"}, 0.3)],

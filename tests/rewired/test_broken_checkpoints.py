@@ -43,7 +43,7 @@ def by_bench(folder: Path) -> None:
 
 
 def by_adapt(folder: Path) -> None:
-    prepare(Recipe(model=str(folder), datasets=["unused"]), folder / "unused", lambda *_: None)
+    prepare(Recipe(model=str(folder), datasets=["unused"]), folder / "unused")
 
 
 def by_refit(folder: Path) -> None:

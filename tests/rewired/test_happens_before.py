@@ -28,7 +28,6 @@ from rewired.serve.vllm.side_stream import SideSums
 from .happens_before import HappensBefore, Stream, streams_of_a_gpu
 from .tiny import PAYLOADS, WIRINGS, llama_config, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
 RANKS, SHARDS, WIDE = 2, 4, 128  # channels: of a payload a group for each rank
 ALL = WIRINGS | PAYLOADS
 CPU = torch.device("cpu")

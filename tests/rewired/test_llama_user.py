@@ -75,7 +75,7 @@ def test_a_left_padded_batch_generates_what_its_rows_do_alone(wiring: list[dict[
 @every_wiring
 @pytest.mark.parametrize(
     "implementation",
-    ["eager", pytest.param("flex_attention", marks=[pytest.mark.slow, pytest.mark.xdist_group("flex")])],
+    ["eager", pytest.param("flex_attention", marks=pytest.mark.slow)],
 )
 def test_attention_implementations_agree(wiring: list[dict[str, Any]], implementation: str) -> None:
     # flex attention wants head dimensions of at least 16

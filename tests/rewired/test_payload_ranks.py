@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rewired.model import quantised_reduction
+from rewired.model import exchange
 from rewired.model.collectives import launch
 from rewired.model.payload import Section
 from rewired.model.quantisation import quantised_sum
@@ -18,11 +18,9 @@ from rewired.ranks import run_on_ranks
 
 from .sharded import Events, Payload, gradients, load, saved
 from .test_against_reference import assert_close
-from .test_tensor_parallel import HeldBack
+from .test_tensor_parallel import PATIENCE, HeldBack
 from .test_tensor_parallel_training import assert_same
 from .tiny import PAYLOADS, tokens
-
-pytestmark = pytest.mark.xdist_group("ranks")
 
 # several ranks share two cores here: `make test-slow` runs all of them
 some_payloads = pytest.mark.parametrize(
@@ -138,20 +136,20 @@ def record(sent: list[int]) -> None:
         sent.append(packed.nbytes // share)
         return collective(packed, group)
 
-    quantised_reduction.all_to_all = partial(run, quantised_reduction.all_to_all, 2)
-    quantised_reduction.all_gather = partial(run, quantised_reduction.all_gather, 1)
+    exchange.all_to_all = partial(run, exchange.all_to_all, 2)
+    exchange.all_gather = partial(run, exchange.all_gather, 1)
 
 
 @pytest.mark.parametrize(("preset", "overlaps"), [("ladder", True), ("standard", False)])
 def test_a_module_runs_while_the_payload_before_it_is_held_back(preset: str, overlaps: bool, tmp_path: Path) -> None:
     folder = saved([{"layers": "0-6", "preset": preset, "payload": "int8"}], tmp_path, tp_shards=2)
-    _, was_told = run_on_ranks(with_an_all_to_all_held_back, 2, folder)
+    _, was_told = run_on_ranks(with_an_all_to_all_held_back, 2, folder, PATIENCE if overlaps else 0.5)
     assert was_told == overlaps
 
 
-def with_an_all_to_all_held_back(folder: Path) -> bool | None:
+def with_an_all_to_all_held_back(folder: Path, patience: float) -> bool | None:
     model = load(folder, 2)
-    held = HeldBack(8, ("send",))  # the fifth all-to-all: an all-gather follows each
+    held = HeldBack(8, ("send",), patience=patience)  # the fifth all-to-all: an all-gather follows each
     with torch.no_grad(), held:
         model(tokens())
     return held.was_told

@@ -39,7 +39,6 @@ def perplexity(path: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_perplexity_right_after_conversion(smollm2: Path, tmp_path: Path) -> None:
     original = perplexity(smollm2)
     ratios = {}
@@ -50,7 +49,6 @@ def test_perplexity_right_after_conversion(smollm2: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_conversion_of_no_layer_keeps_the_perplexity(smollm2: Path, tmp_path: Path) -> None:
     out = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "ladder", "overlap": False}])).out
     assert perplexity(out) == perplexity(smollm2)
@@ -74,7 +72,6 @@ ON_RANKS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.slow  # `generate`'s tests have one of them, and its tokens
-@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_three_ranks_give_the_outputs_of_one_process(name: str, smollm2: Path, tmp_path: Path) -> None:
     folder = convert(smollm2, tmp_path / "hybrid", Request(ON_RANKS[name])).out

@@ -33,7 +33,6 @@ def test_tiny_models_are_bit_identical(shape: dict[str, Any], dtype: torch.dtype
     assert_bit_identical(model, stock_twin(model), tokens())
 
 
-@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_smollm2_is_bit_identical(smollm2: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     dense = convert(smollm2, tmp_path / "dense", Request([{"layers": "0-", "preset": "standard"}])).out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import distributed
 
@@ -14,8 +13,6 @@ from rewired.ranks import run_on_ranks
 
 from .test_against_reference import assert_close
 from .tiny import WIRINGS, rewired_config
-
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def test_the_same_stream_with_an_engine_s_all_reduce() -> None:

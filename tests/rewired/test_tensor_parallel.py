@@ -20,8 +20,6 @@ from .sharded import Events, Payload, load, saved
 from .test_against_reference import assert_close
 from .tiny import WIRINGS, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 # several ranks share two cores here: `make test-slow` runs all of them
 some_wirings = pytest.mark.parametrize(
     "name",
@@ -163,15 +161,16 @@ def test_modules_run_while_the_all_reduce_before_them_is_held_back(
     """Rank 1 joins the all-reduce only when it hears that rank 0 has run the next modules, which cannot be while
     rank 0 waits for this all-reduce. No clock is involved, but for how long rank 1 waits until it gives up."""
     folder = saved(WIRINGS[name], tmp_path)
-    _, was_told = run_on_ranks(with_an_all_reduce_held_back, 2, folder, direction, modules)
+    patience = PATIENCE if overlaps else 0.5
+    _, was_told = run_on_ranks(with_an_all_reduce_held_back, 2, folder, direction, modules, patience)
     assert was_told == overlaps
 
 
-def with_an_all_reduce_held_back(folder: Path, direction: str, modules: int) -> bool | None:
+def with_an_all_reduce_held_back(folder: Path, direction: str, modules: int, patience: float) -> bool | None:
     model = load(folder, 2)
     # all-reduces of a module's own; an attention has four products and an MLP three, and twice as many in backward
     indices, products = ([4, 4], [3, 7]) if direction == "forward" else ([8, 6], [3, 14])
-    held = HeldBack(indices[modules - 1], products=products[modules - 1])
+    held = HeldBack(indices[modules - 1], products=products[modules - 1], patience=patience)
     if direction == "forward":
         with torch.no_grad(), held:
             model(tokens())
@@ -182,13 +181,22 @@ def with_an_all_reduce_held_back(folder: Path, direction: str, modules: int) -> 
     return held.was_told
 
 
+PATIENCE = 10.0
+
+
 class HeldBack(TorchDispatchMode):
-    """Rank 1 holds back its collective number `index` until rank 0 has run some matrix products after its own."""
+    """Rank 1 holds back its collective number `index` until rank 0 has run some matrix products after its own, or
+    until its `patience` (in seconds) ends."""
 
     def __init__(
-        self, index: int, collectives: tuple[str, ...] = ("all_reduce", "allreduce_"), products: int = 3
+        self,
+        index: int,
+        collectives: tuple[str, ...] = ("all_reduce", "allreduce_"),
+        products: int = 3,
+        patience: float = PATIENCE,
     ) -> None:
         super().__init__()
+        self.patience = patience
         self.index, self.collectives, self.seen, self.products = index, collectives, 0, products
         self.rank = torch.distributed.get_rank()
         self.store = torch.distributed.distributed_c10d._get_default_store()
@@ -209,11 +217,10 @@ class HeldBack(TorchDispatchMode):
         return result
 
     def wait_to_be_told(self) -> bool:
-        for _ in range(50):
-            if self.store.check([self.told]):
-                return True
-            time.sleep(0.05)
-        return False
+        deadline = time.monotonic() + self.patience
+        while not (was_told := self.store.check([self.told])) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return was_told
 
 
 UNEVEN = {

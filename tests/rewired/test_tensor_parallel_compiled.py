@@ -17,7 +17,6 @@ from .test_against_reference import assert_close
 from .test_tensor_parallel_training import assert_same
 from .tiny import WIRINGS, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
 LADDER = {"layers": "1-3", "preset": "ladder"}
 
 

@@ -24,8 +24,6 @@ from .test_lora import PROJECTIONS
 from .test_tensor_parallel import HIDDEN, HeldBack, some_wirings
 from .tiny import WIRINGS, tokens
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
     """Relative to each gradient's size; what cancels to almost nothing, on the scale of all gradients."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rewired.checkpoint.checkpoint import Checkpoint
@@ -18,36 +19,49 @@ from rewired.checkpoint.rewired_config import stock_config
 from rewired.convert import Request, convert
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.model.version import VERSION
-from tests.convert.checkpoints import edit_json, make_llama, run
+from tests.commands import run
+from tests.convert.checkpoints import edit_json, make_llama
 
 VERSIONS = Path(__file__).parent / "versions"
 FOLDERS = [VERSIONS / str(version) for version in range(1, VERSION + 1)]
 
-COMPUTE = """
+ALONE = """
 import json, sys
-if sys.argv[2] == "alone":
-    sys.modules["rewired"] = None  # as where it is not installed
-else:
-    import rewired
+sys.modules["rewired"] = None  # as where it is not installed
 import torch
 from transformers import AutoModelForCausalLM
-from pathlib import Path
-folder = Path(sys.argv[1])
-code = {"trust_remote_code": True} if sys.argv[2] == "alone" else {}
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **code).eval()
-assert type(model).__module__.startswith("transformers_modules." if code else "rewired."), type(model)
-expected = json.loads((folder / "logits.json").read_text())
-with torch.no_grad():
-    logits = model(torch.tensor(expected["tokens"])).logits
-torch.testing.assert_close(logits, torch.tensor(expected["logits"], dtype=torch.float64), rtol=0, atol=1e-4)
+found = []
+for folder in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, trust_remote_code=True).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    with torch.no_grad():
+        found.append(model(torch.tensor(json.load(open(f"{folder}/logits.json"))["tokens"])).logits)
+torch.save(found, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("way", ["alone", "installed"])
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_version_computes_what_it_did(folder: Path, way: str, tmp_path: Path) -> None:
+def test_every_version_computes_by_its_own_code_what_it_did(tmp_path: Path) -> None:
+    """One interpreter for all, since it imports for seconds."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", COMPUTE, folder, way], check=True, env=environment, cwd=tmp_path)
+    command = [sys.executable, "-c", ALONE, tmp_path / "logits.pt", *FOLDERS]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    for folder, logits in zip(FOLDERS, torch.load(tmp_path / "logits.pt"), strict=True):
+        assert_as_written(folder, logits)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_version_computes_by_the_package_what_it_did(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    assert type(model) is RewiredLlamaForCausalLM
+    with torch.no_grad():
+        assert_as_written(
+            folder, model(torch.tensor(json.loads((folder / "logits.json").read_text())["tokens"])).logits
+        )
+
+
+def assert_as_written(folder: Path, logits: torch.Tensor) -> None:
+    expected = torch.tensor(json.loads((folder / "logits.json").read_text())["logits"], dtype=torch.float64)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4, msg=folder.name)
 
 
 def test_the_first_version_becomes_the_current_one_where_it_is_converted_or_saved(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path:
     assert not list((tmp_path / "cache").glob("scores/*/*"))
 
 
+@pytest.fixture(scope="module")
+def kept(dense: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of a whole scoring."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REWIRED_CACHE", str(folder / "cache"))
+        select(str(dense), folder / "choice", ask(text))
+    return folder / "cache"
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -136,9 +146,9 @@ def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path:
         ),
     ],
 )
-def test_a_broken_cache_is_said(content: str, dense: Path, text: Path, tmp_path: Path) -> None:
-    cache = select(str(dense), tmp_path / "choice", ask(text)).cache
-    (cache.folder / "ladder.json").write_text(content)
+def test_a_broken_cache_is_said(content: str, kept: Path, dense: Path, text: Path, tmp_path: Path) -> None:
+    (scores,) = shutil.copytree(kept, tmp_path / "cache").glob("scores/*/ladder.json")
+    scores.write_text(content)
     with pytest.raises(ValueError, match=r"ladder.json is broken .*: remove it, and what it held is scored again"):
         select(str(dense), tmp_path / "again", ask(text))
 

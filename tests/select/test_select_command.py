@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from rewired.select.cli import _print
+from rewired.select.plots import draw
 from rewired.select.scores import MeasuredKL
 from rewired.select.select import estimate, select
-from tests.convert.checkpoints import run, snapshot
+from tests.commands import run
+from tests.convert.checkpoints import snapshot
 from tests.select.asking import ask
 
 
@@ -122,7 +124,10 @@ def test_bad_input_is_one_sentence(
     assert snapshot(tmp_path) == before
 
 
-def test_a_selection_is_replaced_when_forced(dense: Path, text: Path, tmp_path: Path) -> None:
+def test_a_selection_is_replaced_when_forced(
+    dense: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewired.select.select.draw", draw)
     out = tmp_path / "new" / "deep" / "choice"
     select(str(dense), out, ask(text))
     with pytest.raises(ValueError, match="exists: choose another name"):

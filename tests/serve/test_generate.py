@@ -34,7 +34,6 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
     expected = generate(hybrid, Prompt("Name three colours.", max_new_tokens=24), device="cpu")
     options = ["--prompt", "Name three colours.", "--max-new-tokens", "24"]
@@ -45,7 +44,6 @@ def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_a_short_name_is_dequantised_once_for_all_ranks(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +62,6 @@ def test_a_short_name_is_dequantised_once_for_all_ranks(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
     """Else they would fall apart."""
     prompt = Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=1)
@@ -72,7 +69,6 @@ def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
     options = ["--tp", "3", "--device", "cpu", "--no-chat", "--prompt", "1 2 3 4 5 6 7", "--max-new-tokens", "4000"]
     command = subprocess.Popen(
@@ -91,7 +87,6 @@ def test_a_rank_killed_in_the_middle_ends_the_command(hybrid: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_ctrl_c_is_one_sentence_too(hybrid: Path) -> None:
     """The terminal sends it to the command and to all of its ranks."""
     options = ["--tp", "3", "--device", "cpu", "--no-chat", "--prompt", "1 2 3 4 5 6 7", "--max-new-tokens", "4000"]
@@ -160,7 +155,6 @@ BAD = {
 SLOW = ("more ranks than heads", "no GPU", "no weights")
 
 
-@pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [pytest.param(*case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in BAD.items()],

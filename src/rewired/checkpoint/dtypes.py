@@ -23,7 +23,7 @@ def parse_dtype(name: str) -> str:
 def check_types(tensors: Iterable[TensorInfo], dtype: str | None, what: str = "fitted") -> None:
     """Raise ValueError if one of `tensors`, cast to `dtype` if there is one, has a type in which nothing is written
     that is computed, that is `what`."""
-    stored = {(_cast(info, dtype) if dtype else info).dtype for info in tensors}
+    stored = {_cast(info, dtype).dtype for info in tensors}
     if odd := stored - set(DTYPES.values()):
         advice = "convert with --dtype bfloat16" if odd == {_DOUBLE} else "take weights that are not quantised"
         raise ValueError(f"Weights in {', '.join(sorted(odd))} cannot be {what}: {advice}.")
@@ -33,10 +33,10 @@ def needs_cast(tensors: Iterable[TensorInfo], dtype: str) -> bool:
     return any(_cast(info, dtype) != info for info in tensors)
 
 
-def cast_size(tensors: Iterable[TensorInfo], dtype: str) -> int:
-    """Bytes of tensor data after the cast."""
+def cast_size(tensors: Iterable[TensorInfo], dtype: str | None) -> int:
+    """Bytes of tensor data after the cast, if there is one."""
     return sum(_cast(info, dtype).size for info in tensors)
 
 
-def _cast(info: TensorInfo, dtype: str) -> TensorInfo:
-    return replace(info, dtype=DTYPES[dtype]) if info.dtype in {*DTYPES.values(), _DOUBLE} else info
+def _cast(info: TensorInfo, dtype: str | None) -> TensorInfo:
+    return replace(info, dtype=DTYPES[dtype]) if dtype and info.dtype in {*DTYPES.values(), _DOUBLE} else info

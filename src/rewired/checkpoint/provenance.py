@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewired.cache import digest
 from rewired.model.wiring import Wiring
@@ -31,15 +31,21 @@ def original(base: Mapping[str, Any] | None) -> str | None:
     return None if base is None or _IS_REWIRED in base else str(base["name"])
 
 
-def changed(config: Mapping[str, Any]) -> tuple[list[int], bool]:
-    """The layers whose weights differ from the original's, as a checkpoint's `config` records it, and whether the
-    embedding, the last norm and the head may."""
+class Changed(NamedTuple):
+    """The layers that have other weights than the original's, and whether the embedding, last norm or head may."""
+
+    layers: tuple[int, ...] = ()
+    ends: bool = False
+
+
+def changed(config: Mapping[str, Any]) -> Changed:
+    """What differs from the original's weights, as a checkpoint's `config` records it."""
     records = [config[name] for name in (TRAINED, AGAIN) if name in config]
     layers = {layer for record in records for layer in record["layers"]}
     if "refit" in config:
         fitted = Wiring.from_json(config["refit"]["wiring"], config["num_hidden_layers"], config["hidden_size"])
         layers |= {*fitted.rewired_layers}
-    return sorted(layers), any(record["ends"] for record in records)
+    return Changed(tuple(sorted(layers)), any(record["ends"] for record in records))
 
 
 def record(source: Source, folder: Path, revision: str | None = None) -> dict[str, Any]:

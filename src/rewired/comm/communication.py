@@ -11,12 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from .differences import DifferenceGather
 from .gradients import GradientScatter
 from .nodes import Nodes
 from .options import DIFFERENCES, Comm
 from .packing import Layout, Packing
-from .weights import WeightGather
+from .weights import DifferenceGather, WeightGather
 
 
 class Communication:

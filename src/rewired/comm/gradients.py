@@ -14,7 +14,7 @@ what an asynchronous reduction returns: there the last hop is left under way unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from rewired.model.quantisation import pack, unpack
 from rewired.model.exchange import all_to_all, wait
@@ -34,7 +35,7 @@ _ERROR_BITS = 8
 _NEW_ERROR = 0.5  # the share of a step's error in the moving average
 
 
-class GradientScatter(ReduceScatter):
+class GradientScatter(DefaultAllocMixin, ReduceScatter):
     """The reduce-scatter of one layer's gradients, whose `layout` is that of the parameters that are trained.
 
     `read_at_once` says of an output's dtype whether FSDP2 reads what it gets before backward ends.
@@ -46,9 +47,6 @@ class GradientScatter(ReduceScatter):
         self.nodes, self.layout, self.comm, self.read_at_once = nodes, layout, comm, read_at_once
         self.error: torch.Tensor | None = None  # of the last hop, packed: [receivers, ..., blocks, bytes of a block]
         self._rest: Callable[[], None] | None = None  # of a reduction under way
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(

@@ -7,34 +7,36 @@ After the first hop the ranks of a node hold all of the weights between them: a 
 2306.10209, section 3.2). It stays good until the weights change, and so backward, and all else that runs before the
 optimizer's next step, takes the second hop only. It is the very bytes that forward received: no copy that a gather
 could overtake.
+
+Weights may also cross nodes as 4-bit differences to what all nodes hold of them already. What a node keeps of the last
+gather is then a replica of all weights, in bfloat16. The owner of a shard has the same replica of it, and sends how the
+weights differ from that, not from what they were: so a difference makes up for what the one before it lost, and errors
+do not add up. A replica is whole before its first difference, which is not sent in 4 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from rewired.model.exchange import all_gather, wait
 
 from .nodes import Nodes
-from .packing import Packing, pack_shard, unpack_shards
+from .packing import Layout, Packing, Parts, pack_shard, unpack_shards
 
 
-class WeightGather(AllGather):
+class WeightGather(DefaultAllocMixin, AllGather):
     """The all-gather of one layer's weights, packed by `packing`; without one they are sent as they are."""
 
     def __init__(self, nodes: Nodes, packing: Packing | None, keeps: bool) -> None:
         self.nodes, self.packing, self.keeps = nodes, packing, keeps
         self.secondary: torch.Tensor | None = None  # [nodes, bytes]
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
@@ -73,6 +75,37 @@ class WeightGather(AllGather):
         if self.packing is None:
             return gathered.contiguous().view(dtype)
         return unpack_shards(gathered, packing=self.packing, dtype=dtype)
+
+
+class DifferenceGather(WeightGather):
+    """The all-gather of one layer's weights as differences; inside the node, they travel in bfloat16."""
+
+    def __init__(self, nodes: Nodes, layout: Layout) -> None:
+        self.whole, self.difference = Packing("bf16", layout), Packing("int4", layout)
+        super().__init__(nodes, self.whole, keeps=True)
+        self.replica: torch.Tensor | None = None  # [nodes, bytes], of the shards of this rank's number in all nodes
+
+    def state(self) -> torch.Tensor | None:
+        """The replica of this rank's own shard, [bytes]: a training is resumed with it.
+
+        A resumed training sends a difference before anything else, and so has this one to do.
+        """
+        self.forget()
+        return None if self.replica is None else self.replica[self.nodes.between.rank()].clone()
+
+    def resume(self, state: torch.Tensor) -> None:
+        """All ranks have to call this, each with its own."""
+        self.replica = wait(all_gather(state, self.nodes.between))
+
+    def _between(self, shard: torch.Tensor) -> torch.Tensor:
+        if self.replica is None:
+            self.replica = wait(super()._between(shard))
+        weights, held = self.whole.layout.split(shard), self.whole.unpack(self.replica).blocks
+        own = held[self.nodes.between.rank()]
+        sent = self.difference.pack(weights._replace(blocks=weights.blocks - own))
+        blocks, others = self.difference.unpack(wait(all_gather(sent, self.nodes.between)))
+        self.replica = self.whole.pack(Parts(held + blocks, others))
+        return self.replica
 
 
 class _Gathering(Work):

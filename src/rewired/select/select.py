@@ -16,7 +16,6 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
-from rewired.convert.disk_space import check_space
 from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
 from rewired.refit.activation_store import activation_store
@@ -141,7 +140,7 @@ class _Job:
         family = checkpoint.shape.family
         layers = [info for name, info in tensors.items() if name.startswith(f"{family.in_base(family.layers)}.")]
         check_types(layers, dtype=None)
-        check_space(target, sum(info.size for info in layers) if request.measure else 0)
+        destination.check_space(target, sum(info.size for info in layers) if request.measure else 0)
         self.files = {name: checkpoint.folder / info.file for name, info in tensors.items()}
         self.calibration = load_text(checkpoint.config, checkpoint.folder, request.text, request.tokens)
         self.names = request.names

@@ -66,6 +66,7 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     """
     config = _load_config(path)
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, GgufConfig
 
     here, name = path.parent, path.name
@@ -80,10 +81,11 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
         ignore_mismatched_sizes=True,
     )
     model, loaded = read
-    _check_whole(path, model, loaded)
+    reader = GGUFReader(path)  # which reads every word of the vocabulary: seconds
+    _check_whole(path, reader, model, loaded)
     folder.mkdir(parents=True, exist_ok=True)
     _read_tokenizer(path, folder)
-    _write_licence(path, folder)
+    _write_licence(reader, folder)
     model.save_pretrained(folder)
     readable = (folder / "config.json").stat().st_mode
     for file in folder.glob("*.safetensors"):  # safetensors makes files that only their owner reads
@@ -91,18 +93,16 @@ def dequantise(path: Path, folder: Path, dtype: str | None = None) -> Path:
     return folder
 
 
-def _write_licence(path: Path, folder: Path) -> None:
+def _write_licence(reader: Any, folder: Path) -> None:
     """Into a card, from where cards of what is made of it take it."""
-    from gguf import GGUFReader
-
-    if licence := GGUFReader(path).get_field("general.license"):
+    if licence := reader.get_field("general.license"):
         (folder / "README.md").write_text(f"---\nlicense: {json.dumps(licence.contents())}\n---\n", encoding="utf-8")
 
 
-def _check_whole(path: Path, model: Any, loaded: Mapping[str, Any]) -> None:
+def _check_whole(path: Path, reader: Any, model: Any, loaded: Mapping[str, Any]) -> None:
     """Raise ValueError unless file and model have the same tensors: transformers makes up what the file lacks, and
     drops what the model lacks, such as the scaled rotations of Llama 3.1."""
-    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     if unfit := {*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])}:
         raise ValueError(
@@ -112,7 +112,7 @@ def _check_whole(path: Path, model: Any, loaded: Mapping[str, Any]) -> None:
     architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == model.config.model_type)
     names = get_tensor_name_map(architecture, model.config.num_hidden_layers)
     known = {names.get_name(name, (".weight", ".bias")) for name, _ in model.named_parameters()}
-    if unread := {tensor.name for tensor in GGUFReader(path).tensors} - known:
+    if unread := {tensor.name for tensor in reader.tensors} - known:
         raise ValueError(
             f"{path} holds the tensor '{min(unread)}', which transformers does not read: convert the checkpoint that "
             "it was made of."

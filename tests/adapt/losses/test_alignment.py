@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rewired.adapt.losses.alignment import add_alignment
 from rewired.adapt.model.teacher import beside
-from rewired.adapt.model.trainable import choose
+from rewired.adapt.model.trainable import Changed, choose
 from rewired.convert import Request, convert
 from tests.adapt.world import logits_of, make_rewired
 
@@ -26,7 +26,7 @@ def aligned(folder: Path, layers: list[int], train: str = "rewired") -> Any:
             for parameter in student.model.layers[index].parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     choose(student, train)
-    add_alignment(student, beside(student, folder, changed=layers, whole=True), layers)
+    add_alignment(student, beside(student, folder, changed=Changed(tuple(layers)), whole=True), layers)
     return student
 
 

@@ -15,7 +15,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.losses.distillation import Losses, add_losses
 from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model.teacher import Teacher, beside
-from rewired.adapt.model.trainable import choose, rewired_layers
+from rewired.adapt.model.trainable import Changed, choose, rewired_layers
 from rewired.adapt.start import Start
 from rewired.checkpoint.provenance import record
 from rewired.sources import find_source
@@ -162,7 +162,7 @@ def test_refitted_layers_learn_from_the_base(dense: Path, tmp_path: Path) -> Non
         for layer in student.model.layers[2:]:
             layer.mlp.down_proj.weight.mul_(0.5)
     choose(student, "norms_and_gains")
-    teacher = beside(student, dense, changed=[2, 3])
+    teacher = beside(student, dense, changed=Changed((2, 3)))
     add_losses(student, teacher, TokenLoss(ce=0, kd=1), 0.0, [2, 3])
     ids = batch()["input_ids"]
     with torch.no_grad():
@@ -177,8 +177,8 @@ def test_a_rotated_student_is_compared_in_its_own_basis(
     given, losses = batch(), []
     for rotate in (None, "hadamard"):
         folder = make_rewired(dense, tmp_path / f"{rotate}", LADDER, rotate=rotate)
-        original = Start(folder, record(find_source(str(dense)), dense), changed=(2, 3)).original
-        student, _ = distilled(folder, original, "norms_and_gains", weight=0.5, changed=[2, 3])
+        original = Start(folder, record(find_source(str(dense)), dense), Changed((2, 3))).original
+        student, _ = distilled(folder, original, "norms_and_gains", weight=0.5, changed=Changed((2, 3)))
         with torch.no_grad():
             losses.append(student(**given, distils=True))
             assert losses[-1].hidden > 0
@@ -194,7 +194,7 @@ def test_layers_below_that_were_trained_before_are_the_originals_too(dense: Path
     with torch.no_grad():
         student.model.layers[1].mlp.down_proj.weight.mul_(0.5)
     choose(student, "rewired")
-    add_losses(student, beside(student, dense, changed=[1]), TokenLoss(ce=0, kd=1), 0.0, [2, 3])
+    add_losses(student, beside(student, dense, changed=Changed((1,))), TokenLoss(ce=0, kd=1), 0.0, [2, 3])
     ids = batch()["input_ids"]
     with torch.no_grad():
         torch.testing.assert_close(student(input_ids=ids, original=True), logits_of(dense, ids), rtol=1e-4, atol=1e-4)

@@ -21,7 +21,6 @@ from rewired.ranks import run_on_ranks
 from tests.adapt.world import make_rewired
 from tests.rewired.sharded import gradients, whole
 
-pytestmark = pytest.mark.xdist_group("ranks")
 WIRING = [{"layers": "1-2", "preset": "desync", "every": 2}, {"layers": "2-4", "preset": "ladder", "peek": True}]
 STEPS, ROWS = 50, 4
 

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import numpy
-import pytest
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
@@ -15,8 +14,6 @@ from rewired.adapt.model.student import load_student
 from rewired.adapt.recipe.keys import Recipe
 from rewired.ranks import run_on_ranks
 from tests.adapt.world import LADDER, make_rewired
-
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def steps(folder: Path) -> dict[int, tuple[int, list[Any]]]:

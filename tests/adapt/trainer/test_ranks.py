@@ -24,6 +24,8 @@ from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model import lora
 from rewired.adapt.model.teacher import sharded
 from rewired.adapt.recipe.keys import Recipe
+from rewired.adapt.recipe.reading import read
+from rewired.adapt.run import adapt
 from rewired.adapt.trainer.sharded import ShardedTrainer
 from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.ranks import run_on_ranks
@@ -40,9 +42,10 @@ from tests.adapt.world import (
     write_recipe,
     write_rows,
 )
-from tests.convert.checkpoints import run
 
-STEPS, ROWS = 50, 4
+from . import on_cpus
+
+STEPS, ROWS = 20, 4
 CONFIGS = Path(__file__).parents[3] / "recipes" / "accelerate"
 ADAPT, ON_CPUS = ["-m", "rewired.adapt"], [str(Path(__file__).parent / "on_cpus.py")]
 LAUNCHERS = {
@@ -74,6 +77,17 @@ def launch(launcher: str, ranks: int, recipe: Path, *flags: str, what: Sequence[
     assert done.returncode == 0, done.stderr
 
 
+def resume(ranks: int, recipe: Path, *overrides: str) -> None:
+    """As `adapt --resume` does under a launcher, on ranks that have imported it."""
+    run_on_ranks(resume_on_this_rank, ranks, recipe, overrides)
+
+
+def resume_on_this_rank(recipe: Path, overrides: Sequence[str]) -> None:
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
+    on_cpus.allow()
+    adapt(read(recipe, overrides), resume=True)
+
+
 def test_a_launcher_that_shards_the_model_itself_is_refused(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +112,7 @@ def keys(dense: Path, rows: Path) -> dict[str, Any]:
         "max_steps": STEPS,
         "eval_steps": 25,
         "logging_steps": 5,
-        "save_steps": 40,
+        "save_steps": 15,
     }
 
 
@@ -118,9 +132,7 @@ def alone(split: str, keys: dict[str, Any], tmp_path_factory: pytest.TempPathFac
         tied = make_chat(folder / "tied", tie_word_embeddings=True)
         keys = keys | {"model": str(tied), "train": "all"}
     changes = {"per_device_train_batch_size": ROWS, "output_dir": str(folder / "out")}
-    done = run("adapt", write_recipe(folder / "r.yaml", **keys | changes), cwd=folder, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return keys, folder / "out" / "final"
+    return keys, train(folder / "r.yaml", **keys | changes)
 
 
 def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
@@ -142,7 +154,7 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for lost in ("final", f"checkpoint-{STEPS}"):
         shutil.rmtree(cut / lost)
-    launch(launcher, ranks, recipe, "--output_dir", str(cut), "--resume", what=what)
+    resume(ranks, recipe, "--output_dir", str(cut))
     again = cut / "final"
     for name in ("loss", "kd", "num_tokens", "held_out_kl", "learning_rate"):
         assert logged(again, name) == logged(whole, name), name
@@ -301,7 +313,7 @@ def test_adapters_of_a_sharded_model_learn_what_one_process_does(
     assert {name.rpartition("_")[2].rpartition(".")[0] for name in changed} == {"proj", "layernorm"}
     shutil.rmtree(shared / "final")
     shutil.rmtree(shared / "checkpoint-10")
-    launch("torchrun", ranks, recipe, "--resume", what=what)
+    resume(ranks, recipe)
     resumed = weights(shared / "final")
     assert all(torch.equal(resumed[name], found[name]) for name in found)
 

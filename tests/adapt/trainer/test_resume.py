@@ -26,7 +26,7 @@ from tests.adapt.world import (
     write_recipe,
     write_rows,
 )
-from tests.convert.checkpoints import run
+from tests.commands import run
 
 SFT = pytest.param({"ce_weight": 1.0, "kd_weight": 0.0}, marks=pytest.mark.slow, id="SFT")
 
