@@ -27,8 +27,8 @@ from .reductions import Outcome, Reduction, add, finish, own
 def launch(put_in: torch.Tensor, reduction: Reduction) -> Outcome:
     """Start to sum what this process puts in; `land` gives the total.
 
-    While training, ranks send 16 bits where they compute in 16, forward and backward, and sum in float32: sums of 16-bit
-    gradients diverge (CAAT-Net, section 4). The gradient of a quantised sum is that of the plain one: straight
+    While training, ranks send 16 bits where they compute in 16, forward and backward, and sum in float32: sums of
+    16-bit gradients diverge (CAAT-Net, section 4). The gradient of a quantised sum is that of the plain one: straight
     through, and none for what rounding leaves.
     """
     if _trains(put_in) and (reduction.group or reduction.sections):
@@ -156,4 +156,3 @@ def _landed(settled: torch.Tensor, total: torch.Tensor, after: torch.Tensor | No
 
 def _trains(tensor: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
-

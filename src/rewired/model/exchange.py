@@ -1,8 +1,8 @@
 """Bytes from every rank to every other, under way: each is to be read only after a wait for it.
 
-NCCL has both collectives. By those of gloo (torch 2.13) the two directions of a slow link take turns, as they do where a
-send is posted before a receive: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is ready
-to receive before it sends.
+NCCL has both collectives. By those of gloo (torch 2.13) the two directions of a slow link take turns, as they do where
+a send is posted before a receive: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is
+ready to receive before it sends.
 """
 
 from __future__ import annotations

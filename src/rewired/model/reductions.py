@@ -39,8 +39,8 @@ _wait = torch.ops._c10d_functional.wait_tensor
 class Reduction:
     """A sum over the ranks of a process group, by its name; where it has none, over the shards of this process.
 
-    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are, of which those of 16
-    bits are added up in float32 if it `is_wide`.
+    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are. Those of 16 bits
+    are added up in float32 if it `is_wide`.
     """
 
     group: str | None

@@ -6,8 +6,10 @@ Each rank adds up an equal share of the numbers, in the ranks' order, and rounds
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from .exchange import Exchange
+from .kernels import kernel
 from .quantisation import sum_in_order
 
 
@@ -15,16 +17,19 @@ class WideSum(Exchange):
     @torch.no_grad()
     def __init__(self, own: torch.Tensor, group: str) -> None:
         super().__init__(torch.empty_like(own, memory_format=torch.contiguous_format), group)
-        ranks = self.group.size()
         # a copy: a compiled program hands the memory of `own` to the next kernel
-        self.sent = own.new_zeros(ranks, -(-own.numel() // ranks))
-        self.sent.view(-1)[: own.numel()].copy_(own.flatten())
+        self.sent = pad(own.flatten().clone(), (0, -own.numel() % self.group.size())).view(self.group.size(), -1)
 
     def sum_received(self, received: torch.Tensor) -> torch.Tensor:
-        return sum_in_order(received.float()).to(received.dtype)
+        return _sum(received)
 
     def fill_total(self, gathered: torch.Tensor) -> None:
         self.total.copy_(gathered.view(-1)[: self.total.numel()].view_as(self.total))
+
+
+@kernel()
+def _sum(received: torch.Tensor) -> torch.Tensor:
+    return sum_in_order(received.float()).to(received.dtype)
 
 
 @torch.library.custom_op("rewired::start_wide_sum", mutates_args=())
