@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rewired.bench.link import EmulatedLink
 from rewired.bench.links import groups
 from rewired.bench.request import BenchRequest
-from rewired.model.quantised_reduction import all_gather, wait
+from rewired.model.exchange import all_gather, wait
 from rewired.ranks import run_on_ranks
 
 from .test_link import needs_links

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rewired.model.quantised_reduction import all_gather, all_to_all, wait
+from rewired.model.exchange import all_gather, all_to_all, wait
 from rewired.ranks import run_on_ranks
 
 RANKS = 3

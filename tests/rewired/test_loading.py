@@ -25,6 +25,7 @@ from .tiny import PAYLOADS, WIRINGS, rewired_model, tokens
 CODE = {
     "collectives.py",
     "configuration.py",
+    "exchange.py",
     "family.py",
     "kernels.py",
     "modeling_rewired_llama.py",
@@ -41,6 +42,7 @@ CODE = {
     "side_stream.py",
     "tensor_parallel.py",
     "version.py",
+    "wide_sum.py",
     "wiring.py",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rewired.model import quantised_reduction
+from rewired.model import exchange
 from rewired.model.collectives import launch
 from rewired.model.payload import Section
 from rewired.model.quantisation import quantised_sum
@@ -136,8 +136,8 @@ def record(sent: list[int]) -> None:
         sent.append(packed.nbytes // share)
         return collective(packed, group)
 
-    quantised_reduction.all_to_all = partial(run, quantised_reduction.all_to_all, 2)
-    quantised_reduction.all_gather = partial(run, quantised_reduction.all_gather, 1)
+    exchange.all_to_all = partial(run, exchange.all_to_all, 2)
+    exchange.all_gather = partial(run, exchange.all_gather, 1)
 
 
 @pytest.mark.parametrize(("preset", "overlaps"), [("ladder", True), ("standard", False)])

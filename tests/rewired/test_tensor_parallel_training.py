@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from rewired.comm.late_gradients import compute_late
-from rewired.model import collectives, reductions, residual_stream, sharding, tensor_parallel
+from rewired.model import collectives, exchange, reductions, residual_stream, sharding, tensor_parallel
 from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
@@ -196,28 +198,44 @@ def without_and_with_late_gradients(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_sums_are_in_float32_though_activations_are_in_bfloat16(tmp_path: Path) -> None:
-    """CAAT-Net, section 4. Two ranks then are as far from the exact gradient as one process in bfloat16 is."""
+def test_ranks_send_16_bits_and_sum_in_float32(tmp_path: Path) -> None:
+    """CAAT-Net, section 4. Two ranks are as far from the exact gradient as one process in bfloat16 is, and send half
+    of the bytes of sums that are widened first, whose gradients are the same bit for bit."""
     folder = saved(WIRINGS["partial"], tmp_path)
     exact, _ = bfloat16_gradients(folder, 1, torch.float32)
     one_process, _ = bfloat16_gradients(folder, 1, torch.bfloat16)
-    for found, dtypes in run_on_ranks(bfloat16_gradients, 2, folder, 2, torch.bfloat16):
-        assert dtypes == {torch.float32}
+    for (found, sent), (widened, sent_widened) in run_on_ranks(narrow_and_widened, 2, folder):
         assert distance(found, exact) < 1.1 * distance(one_process, exact)
+        assert all(np.array_equal(found[name], gradient) for name, gradient in widened.items())
+        assert 2 * sum(sent) == sum(sent_widened) > 0
+
+
+def narrow_and_widened(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
+    narrow, sent = bfloat16_gradients(folder, 2, torch.bfloat16), list[int]()
+
+    def widened_sum(own: torch.Tensor, group: str) -> torch.Tensor:
+        sent.append(own.float().nbytes)  # what a ring of two ranks sends of it
+        return reductions.finish(reductions.start_all_reduce(own.float(), group)).to(own.dtype)
+
+    reductions.start_wide_sum = widened_sum  # type: ignore[assignment]
+    return [narrow, (bfloat16_gradients(folder, 2, torch.bfloat16)[0], sent)]
 
 
 def distance(found: dict[str, Any], exact: dict[str, Any]) -> float:
     return sum(((found[name] - gradient) ** 2).sum() for name, gradient in exact.items()) ** 0.5
 
 
-def bfloat16_gradients(folder: Path, ranks: int, dtype: torch.dtype) -> tuple[dict[str, Any], set[torch.dtype]]:
-    """Gradients, and the dtypes of the reductions that the stream runs in backward."""
-    model = load(folder, ranks, dtype=dtype).train()
-    loss = model(tokens(), labels=tokens()).loss
-    with Events() as events:
-        loss.backward()
-    head = 1  # transformers' own
-    return gradients(model), {payload.dtype for payload in events.payloads[head:]}
+def bfloat16_gradients(folder: Path, ranks: int, dtype: torch.dtype) -> tuple[dict[str, Any], list[int]]:
+    """Gradients, and the bytes that the rank sends in each exchange's two steps."""
+    model, sent = load(folder, ranks, dtype=dtype).train(), list[int]()
+    with mock.patch.object(exchange, "post", side_effect=partial(post, exchange.post, sent)):
+        model(tokens(), labels=tokens()).loss.backward()
+    return gradients(model), sent
+
+
+def post(function: Any, sent: list[int], rows: Any, received: Any, group: Any) -> Any:
+    sent.append(sum(row.nbytes for rank, row in enumerate(rows) if rank != group.rank()))
+    return function(rows, received, group)
 
 
 @pytest.mark.parametrize(

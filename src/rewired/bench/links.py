@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import distributed
 
-from rewired.model import quantised_reduction
+from rewired.model import exchange
 
 from . import torchrun
 from .emulated import EmulatedGroup, Times
@@ -108,7 +108,7 @@ def let_gloo_preempt() -> None:
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != os.getpid():
             _prefer(int(thread.name))
-    quantised_reduction.post = _preferred(quantised_reduction.post)
+    exchange.post = _preferred(exchange.post)
 
 
 def _preferred(post: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -24,8 +24,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
+from rewired.model.exchange import all_to_all, wait
 from rewired.model.quantisation import pack, unpack
-from rewired.model.quantised_reduction import all_to_all, wait
 
 from .nodes import Nodes
 from .options import Comm

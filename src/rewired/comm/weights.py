@@ -25,7 +25,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
-from rewired.model.quantised_reduction import all_gather, wait
+from rewired.model.exchange import all_gather, wait
 
 from .nodes import Nodes
 from .packing import Layout, Packing, Parts, pack_shard, unpack_shards

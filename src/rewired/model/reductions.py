@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from .payload import Section, Sections
 from .quantisation import quantised_sum
 from .quantised_reduction import RankReduction
+from .wide_sum import start_wide_sum
 
 Outcome = tuple[torch.Tensor, ...]
 
@@ -38,11 +39,13 @@ _wait = torch.ops._c10d_functional.wait_tensor
 class Reduction:
     """A sum over the ranks of a process group, by its name; where it has none, over the shards of this process.
 
-    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are.
+    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are. Those of 16 bits
+    are added up in float32 if it `is_wide`.
     """
 
     group: str | None
     sections: Sections = ()
+    is_wide: bool = False
 
     def put_in(self, parts: torch.Tensor) -> torch.Tensor:
         return parts if self.sections else parts.sum(0)
@@ -50,7 +53,7 @@ class Reduction:
     def prepare(self, own: torch.Tensor) -> tuple[Outcome, Callable[[], torch.Tensor]]:
         """The outcome as far as it is there at once, the total only by its shape; and what starts the total."""
         if not self.sections:
-            return (own,), lambda: own if self.group is None else start_all_reduce(own, self.group)
+            return (own,), lambda: own if self.group is None else self._begin(own, self.group)
         if self.group is None:
             outcome = quantised_sum(own, self.sections)
             return outcome, lambda: outcome.total
@@ -81,6 +84,10 @@ class Reduction:
         """The same, but for the total, which is not started before it is read."""
         (total, *left), begin = self.prepare(own)
         return WhenRead(total, lambda: finish(begin())), *left
+
+    def _begin(self, own: torch.Tensor, group: str) -> torch.Tensor:
+        start = start_wide_sum if self.is_wide and own.itemsize == 2 else start_all_reduce
+        return start(own, group)
 
     def as_numbers(self) -> list[int]:
         """The sections, as an operation of a graph takes them."""

@@ -14,6 +14,7 @@ place, before the norm's backward, is wrong then). Forward and backward mirror e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from .reductions import Outcome, Reduction, add, finish, own
 def launch(put_in: torch.Tensor, reduction: Reduction) -> Outcome:
     """Start to sum what this process puts in; `land` gives the total.
 
-    While training, ranks sum in float32, which also is the dtype of the gradient that comes back: sums of 16-bit
-    gradients diverge (CAAT-Net, section 4). The gradient of a quantised sum is that of the plain one: straight
+    While training, ranks send 16 bits where they compute in 16, forward and backward, and sum in float32: sums of
+    16-bit gradients diverge (CAAT-Net, section 4). The gradient of a quantised sum is that of the plain one: straight
     through, and none for what rounding leaves.
     """
     if _trains(put_in) and (reduction.group or reduction.sections):
@@ -68,7 +69,7 @@ def land_and_launch(
 
 
 def sum_gradients(group: str | None, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors themselves; their gradients are summed over the ranks, in float32, in one all-reduce."""
+    """The tensors themselves; their gradients are summed over the ranks, in float32, all at once."""
     if group is None or not torch.is_grad_enabled():
         return replicated
     return _SumGradients.apply(group, *replicated)
@@ -83,9 +84,11 @@ class _Launch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, put_in: torch.Tensor, reduction: Reduction) -> Outcome:
         ctx.dtype, ctx.shape = put_in.dtype, put_in.shape
-        total, *left = _started(_widened(put_in) if reduction.group else put_in, reduction)
+        if reduction.group and reduction.sections:
+            put_in = put_in.to(torch.promote_types(put_in.dtype, torch.float32))
+        total, *left = _started(put_in, replace(reduction, is_wide=True))
         if left:
-            left[0] = left[0].to(put_in.dtype)  # the other is only there when the total is
+            left[0] = left[0].to(ctx.dtype)  # the other is only there when the total is
             ctx.mark_non_differentiable(*left)
         return total, *left
 
@@ -99,13 +102,13 @@ class _Launch(torch.autograd.Function):
 class _Land(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settled: torch.Tensor, total: torch.Tensor, group: str) -> torch.Tensor:
-        ctx.channels, ctx.group = total.shape[-1], group
+        ctx.channels, ctx.group, ctx.dtype = total.shape[-1], group, total.dtype
         return _landed(settled, total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (started,) = Reduction(ctx.group).start(_widened(gradient[..., : ctx.channels]))
+        (started,) = Reduction(ctx.group, is_wide=True).start(gradient[..., : ctx.channels].to(ctx.dtype))
         # a graph adds up gradients without waiting for them, and several readers may land one update
         return gradient, finish(started) if torch.compiler.is_compiling() else started, None
 
@@ -119,7 +122,7 @@ class _SumGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (started,) = Reduction(ctx.group).start(torch.cat([_widened(gradient).flatten() for gradient in gradients]))
+        (started,) = Reduction(ctx.group, is_wide=True).start(torch.cat([each.flatten() for each in gradients]))
         sums = finish(started).split([gradient.numel() for gradient in gradients])
         return None, *(total.view_as(own).to(own.dtype) for total, own in zip(sums, gradients, strict=True))
 
@@ -153,7 +156,3 @@ def _landed(settled: torch.Tensor, total: torch.Tensor, after: torch.Tensor | No
 
 def _trains(tensor: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

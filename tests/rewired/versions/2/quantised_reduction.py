@@ -8,65 +8,37 @@ bit for bit, `quantised_sum` of the same parts, and so is what rounding leaves t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-from functools import cache
 
 import torch
-from torch._C._distributed_c10d import Work, _register_work
-from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
 
+from .exchange import Exchange
 from .kernels import kernel
 from .payload import FORMATS, GROUP, Section, Sections
 from .quantisation import QuantisedSum, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
-from .side_stream import SideStream
 
 
-class RankReduction(Work):
-    """The reduction of all ranks' parts, of which this one holds [held, B, T, C]; what a wait for `total` waits for.
-
-    On a GPU all of it runs on a stream of its own, from the start on. Gloo has no such queue: there the all-to-all
-    is under way from the start, and sum and all-gather run in the wait, in the same order on all ranks.
-    """
+class RankReduction(Exchange):
+    """The reduction of all ranks' parts, of which this one holds [held, B, T, C]."""
 
     @torch.no_grad()
     def __init__(self, parts: torch.Tensor, sections: Sections, group: str) -> None:
-        super().__init__()
-        self.group = _resolve_process_group(group)  # type: ignore[arg-type]  # a str
-        self.sections, self.ranks, self.rank = sections, self.group.size(), self.group.rank()
-        self.total, self.left_of_sum = parts.new_empty(parts.shape[1:]), parts.new_empty(parts.shape)
-        self.event: torch.cuda.Event | None = None
-        # kept, as all buffers are, until nobody can read it any more
-        self.sent, left = _pack(parts.flatten(1, -2), sections=sections, ranks=self.ranks)
+        super().__init__(parts.new_empty(parts.shape[1:]), group)
+        self.sections, self.left_of_sum = sections, parts.new_empty(parts.shape)
+        self.sent, left = _pack(parts.flatten(1, -2), sections=sections, ranks=self.group.size())
         self.left = left.view(parts.shape)
 
     @property
     def outcome(self) -> QuantisedSum:
         return QuantisedSum(self.total, self.left, self.left_of_sum)
 
-    def start(self) -> torch.Tensor:
-        """The total, under way: it and what rounding leaves of it are to be read only after a wait for it."""
-        self.received = all_to_all(self.sent, self.group)
-        if self.total.is_cuda:
-            _, self.event = _side_stream(self.total.device).run(self._finish)
-        _register_work(self.total, self)
-        return self.total
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if self.event is None:
-            self._finish()
-        else:
-            self.event.wait()
-        return True
-
-    @torch.no_grad()
-    def _finish(self) -> None:
-        received = wait(self.received).flatten(0, 1)
+    def sum_received(self, received: torch.Tensor) -> torch.Tensor:
         left_of_sum = self.left_of_sum.flatten(1, -2)
-        self.own = _add_up(received, left_of_sum, sections=self.sections, ranks=self.ranks, rank=self.rank)
-        self.gathered = wait(all_gather(self.own[0], self.group))
-        _unpack(self.gathered, self.total.flatten(0, -2)[None], sections=self.sections)
+        ranks, rank = self.group.size(), self.group.rank()
+        return _add_up(received.flatten(0, 1), left_of_sum, sections=self.sections, ranks=ranks, rank=rank)[0]
+
+    def fill_total(self, gathered: torch.Tensor) -> None:
+        _unpack(gathered, self.total.flatten(0, -2)[None], sections=self.sections)
 
 
 @kernel(any_number=1)
@@ -135,66 +107,3 @@ def _by_section(rows: torch.Tensor, sections: Sections, bits: Sequence[int], ran
 
 def _groups(section: Section) -> int:
     return -(-section.channels // GROUP)
-
-
-@cache
-def _side_stream(device: torch.device) -> SideStream:
-    return SideStream(device)
-
-
-# ---- bytes from every rank to every other, under way: each is to be read only after a wait for it ----
-#
-# NCCL has both. By those of gloo (torch 2.13) the two directions of a slow link take turns, as they do where a send is
-# posted before a receive: an all-to-all takes twice its time, an all-gather half as much again. Here a rank is ready to
-# receive before it sends.
-
-_functional = torch.ops._c10d_functional
-wait = _functional.wait_tensor
-
-
-def all_to_all(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Row k of every rank's tensor to rank k, which receives them in the ranks' order: [w, ...] -> [w, ...]."""
-    packed = packed.contiguous()
-    if packed.is_cuda:
-        one_each = [1] * group.size()
-        return _functional.all_to_all_single(packed, one_each, one_each, group.group_name)
-    return _exchanged(list(packed), group)
-
-
-def all_gather(packed: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """The tensors of all ranks, in their order: [...] -> [w, ...]."""
-    packed = packed.contiguous()
-    if packed.is_cuda:
-        return _functional.all_gather_into_tensor(packed[None], group.size(), group.group_name)
-    return _exchanged([packed] * group.size(), group)
-
-
-def _exchanged(rows: Sequence[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
-    """`rows[k]` to rank k; what arrives, in the ranks' order."""
-    own = rows[group.rank()]
-    received = own.new_empty(len(rows), *own.shape)
-    works = post(rows, received, group)
-    received[group.rank()] = own
-    _register_work(received, _All(rows, works))
-    return received
-
-
-def post(rows: Sequence[torch.Tensor], received: torch.Tensor, group: ProcessGroup) -> list[Work]:
-    """Receive from every other rank, and send to it."""
-    others = [rank for rank in range(group.size()) if rank != group.rank()]
-    receives = [group.recv([received[rank]], rank, 0) for rank in others]
-    sends = [group.send([rows[rank]], rank, 0) for rank in others]
-    return receives + sends
-
-
-class _All(Work):
-    """All of some works, and what they send, which is not to be freed before."""
-
-    def __init__(self, rows: Sequence[torch.Tensor], works: Sequence[Work]) -> None:
-        super().__init__()
-        self.rows, self.works = rows, works
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        for work in self.works:
-            work.wait()
-        return True
