@@ -51,6 +51,7 @@ WIRINGS = (
     "desync-4x",
     "partial-0.5",
 )
+CHOSEN = ("ladder+peek@2:attn,3-30", "ladder+peek@6-10,17-18,19-23,24-30")  # of these layers only
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -100,12 +101,15 @@ def standard(out: Path, dtype: str | None = None) -> Path:
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    """A row to measure for each fit and wiring, of the last quarter, half, three quarters and all of the layers."""
+    """A row to measure for each fit and wiring, of the last quarter, half, three quarters and all of the layers, and of
+    chosen ones."""
     for fit in FITS:
         for quarters in (1, 2, 3, 4):
             for name in WIRINGS:
                 text = name if "@" in name else f"{name}@{{0}}"
                 yield {"wiring": text.format(f"{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}"), "fit": fit}
+        for name in CHOSEN:
+            yield {"wiring": name, "fit": fit}
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
