@@ -27,7 +27,7 @@ class WideSum(Exchange):
         self.total.copy_(gathered.view(-1)[: self.total.numel()].view_as(self.total))
 
 
-@kernel()
+@kernel(any_number=1)
 def _sum(received: torch.Tensor) -> torch.Tensor:
     return sum_in_order(received.float()).to(received.dtype)
 
