@@ -39,13 +39,12 @@ _wait = torch.ops._c10d_functional.wait_tensor
 class Reduction:
     """A sum over the ranks of a process group, by its name; where it has none, over the shards of this process.
 
-    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are. Those of 16 bits
-    are added up in float32 if it `is_wide`.
+    With `sections`, its parts are sent quantised, as their sum is; without, activations as they are.
     """
 
     group: str | None
     sections: Sections = ()
-    is_wide: bool = False
+    adds_in_float32: bool = False  # 16 bits that ranks send as they are, which takes an exchange
 
     def put_in(self, parts: torch.Tensor) -> torch.Tensor:
         return parts if self.sections else parts.sum(0)
@@ -86,7 +85,7 @@ class Reduction:
         return WhenRead(total, lambda: finish(begin())), *left
 
     def _begin(self, own: torch.Tensor, group: str) -> torch.Tensor:
-        start = start_wide_sum if self.is_wide and own.itemsize == 2 else start_all_reduce
+        start = start_wide_sum if self.adds_in_float32 and own.itemsize == 2 else start_all_reduce
         return start(own, group)
 
     def as_numbers(self) -> list[int]:

@@ -86,7 +86,7 @@ class _Launch(torch.autograd.Function):
         ctx.dtype, ctx.shape = put_in.dtype, put_in.shape
         if reduction.group and reduction.sections:
             put_in = put_in.to(torch.promote_types(put_in.dtype, torch.float32))
-        total, *left = _started(put_in, replace(reduction, is_wide=True))
+        total, *left = _started(put_in, replace(reduction, adds_in_float32=True))
         if left:
             left[0] = left[0].to(ctx.dtype)  # the other is only there when the total is
             ctx.mark_non_differentiable(*left)
@@ -108,7 +108,7 @@ class _Land(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (started,) = Reduction(ctx.group, is_wide=True).start(gradient[..., : ctx.channels].to(ctx.dtype))
+        (started,) = Reduction(ctx.group, adds_in_float32=True).start(gradient[..., : ctx.channels].to(ctx.dtype))
         # a graph adds up gradients without waiting for them, and several readers may land one update
         return gradient, finish(started) if torch.compiler.is_compiling() else started, None
 
@@ -122,7 +122,7 @@ class _SumGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (started,) = Reduction(ctx.group, is_wide=True).start(torch.cat([each.flatten() for each in gradients]))
+        (started,) = Reduction(ctx.group, adds_in_float32=True).start(torch.cat([each.flatten() for each in gradients]))
         sums = finish(started).split([gradient.numel() for gradient in gradients])
         return None, *(total.view_as(own).to(own.dtype) for total, own in zip(sums, gradients, strict=True))
 
