@@ -27,19 +27,16 @@ from typing import NamedTuple
 import torch
 from accelerate import PartialState
 
-from rewired import quantities
-from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.progress import announce
 from rewired.sources import checkpoint_folder
 
+from . import extension
 from .assemble import make_trainer
-from .data.corpus import Corpus
-from .data.steps import TrainingSteps
 from .preflight import CheckedStage, check_stage
 from .recipe import checks
 from .recipe.keys import NO_REFIT, Stage
 from .save import save
-from .start import RECORD, prepare
+from .start import prepare
 from .trainer import checkpoints, other_ranks, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
@@ -106,10 +103,10 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
         checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
     for run, found in zip(runs[done:], checked, strict=True):
         if is_extended:
-            _check_extends(run, found.corpus)
+            extension.check(run.stage, run.folder, run.final, found.corpus)
         run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
         if is_extended:
-            _set_aside(run.final)
+            extension.set_aside(run.final)
         _run(*run, found)
         state.wait_for_everyone()
         _free_memory()
@@ -148,33 +145,6 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
     other_ranks.wait_for(_ALONE)
-
-
-def _check_extends(run: _Run, corpus: Corpus) -> None:
-    """Raise ValueError if the training of `run`, which is finished, cannot take more steps."""
-    steps, wanted = _steps(run.final), TrainingSteps.of(run.stage.recipe, run.stage.config, corpus.train).count
-    other = f"choose another output_dir, where --model {run.final} goes on from this model"
-    if wanted <= steps:
-        raise ValueError(
-            f"{run.final} has been trained for {quantities.count(steps, 'step')}, and {wanted:,} are asked for: "
-            f"ask for more, or {other}."
-        )
-    if checkpoints.last_whole(run.folder)[0] is None:
-        raise ValueError(f"{run.folder} has no checkpoint from which the training could be extended: {other}.")
-
-
-def _set_aside(final: Path) -> None:
-    """Rename `final` after its number of steps: the training goes on from its last checkpoint."""
-    state, steps = PartialState(), _steps(final)
-    aside = final.with_name(f"{final.name}-{steps}")
-    state.wait_for_everyone()  # all have looked
-    if state.is_main_process:
-        final.rename(aside)
-    state.print(f"The model of {quantities.count(steps, 'step')} is now {aside}, and the training goes on.")
-
-
-def _steps(final: Path) -> int:
-    return int(Checkpoint.open(final).config[RECORD]["steps"])
 
 
 def _free_memory() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import nn
-from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
@@ -18,6 +16,7 @@ import rewired  # noqa: F401 - registers the rewired classes
 from ..recipe.keys import LORA, Recipe
 from . import lora
 from .four_bit import keep_packing
+from .tied_head import tie
 from .trainable import choose_or_adapt
 
 
@@ -49,7 +48,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     model.enable_input_require_grads = lambda: None
     if model.config.tie_word_embeddings:
         if recipe.is_sharded and recipe.tp_size == 1:
-            _tie_sharded(model)
+            tie(model)
         elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
             model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]
     if not has_adapters:
@@ -78,33 +77,3 @@ def distributed_config(recipe: Recipe) -> DistributedConfig:
 def unwrapped(model: Any) -> Any:
     """The model that PEFT wraps, if it does."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def _tie_sharded(model: Any) -> None:
-    """Make the head use the embedding's weight in every step; transformers leaves there that of a step before."""
-    model.set_output_embeddings(_TiedHead(model.get_input_embeddings()))
-    model.register_state_dict_post_hook(_with_head)
-
-
-class _TiedHead(nn.Module):
-    """A head that reads the embedding's weight, which FSDP2 gathers anew for each step."""
-
-    bias = None
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self._embedding = (embedding,)  # in a tuple, so that it is no submodule
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self._embedding[0].weight
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """From [..., H] to [..., V]."""
-        return linear(hidden_states, self.weight)
-
-
-def _with_head(model: Any, tensors: dict[str, Any], *_: Any) -> None:
-    """Add the head under its own name, as checkpoints have it, in a copy: safetensors stores no tensor twice."""
-    family = model.family
-    tensors[f"{family.head}.weight"] = tensors[f"{family.in_base(family.embedding)}.weight"].clone()

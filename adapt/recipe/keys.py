@@ -7,17 +7,15 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from trl import SFTConfig
 
 from rewired.families import FAMILIES
 from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
+from .companions import Companion
 from .dataset_entry import DatasetEntry
 
 LORA = "lora"
@@ -176,38 +174,3 @@ class Stage:
     config: SFTConfig
     given: dict[str, Any]  # the keys in the file and on the command line; all others have their defaults
     companions: tuple[Companion, ...] = ()
-
-
-class Attached(Protocol):
-    """A companion on one rank of a sharded training."""
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called once, before the first step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps for this rank."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called on all ranks."""
-
-
-class Companion(Protocol):
-    """The keys of what a room that `adapt` does not know does beside a training, as a recipe gives them.
-
-    The room announces it as an entry point of the group `rewired.adapt`: a dataclass whose fields, all of them
-    optional, are keys of recipes and of the command line. It raises ValueError for values that make no sense.
-    """
-
-    def check(self, recipe: Recipe, config: SFTConfig) -> None:
-        """Raise ValueError for what makes no sense beside the recipe."""
-
-    def check_ranks(self, ranks: int) -> None:
-        """Raise ValueError where a training cannot run on so many."""
-
-    def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Attached | None:
-        """Called on all ranks, once the models are there; None where the keys ask for nothing."""
-
-
-@cache
-def announced() -> tuple[type, ...]:
-    return tuple(entry.load() for entry in sorted(entry_points(group="rewired.adapt"), key=lambda each: each.name))

@@ -18,7 +18,8 @@ from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
 from . import checks, packaged
-from .keys import NO_REFIT, Recipe, Stage, announced
+from .companions import announced
+from .keys import NO_REFIT, Recipe, Stage
 from .unsupported import UNSUPPORTED
 
 _STAGES = "stages"  # a list of what each stage changes of the recipe

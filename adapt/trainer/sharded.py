@@ -12,7 +12,7 @@ from torch import nn
 from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 from transformers.trainer import SCHEDULER_NAME
 
-from ..recipe.keys import Attached
+from ..recipe.companions import Attached
 from .trainer import AdaptTrainer
 
 _MOMENTS = "optimizer"
