@@ -13,7 +13,8 @@ from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, rea
 from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
-from rewired.checkpoint.tensors import check_finite, read_tensor, save_tensors, write_index
+from rewired.checkpoint.safetensors_header import read_header
+from rewired.checkpoint.tensors import check_finite, read_tensor, save_like, save_tensors, write_index
 from rewired.model.regions import parse_regions
 from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
@@ -141,21 +142,18 @@ def _rewrite(
     Tensors that are `replaced` come from the files named there. One file is in memory at a time.
     """
     import torch
-    from safetensors import safe_open
 
     target = getattr(torch, dtype) if dtype else None
     for path in files:
         tensors: dict[str, Any] = {}
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            for name in set(file.keys()).difference(lost):
-                tensor = read_tensor(replaced[name], name) if name in replaced else file.get_tensor(name)
+        for name in read_header(path):
+            if name not in lost:
+                tensor = read_tensor(replaced.get(name, path), name)
                 is_plain = tensor.is_floating_point() and tensor.itemsize > 1  # smaller ones are quantised
                 tensors[name] = tensor.to(target) if target and is_plain else tensor
                 check_finite(name, tensors[name])
         if tensors:
-            save_tensors(tensors, folder / path.name, metadata)
-            (folder / path.name).chmod(path.stat().st_mode)
+            save_like(path, tensors, folder)
         on_bytes(path.stat().st_size)
 
 

@@ -44,6 +44,14 @@ def save_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str] |
         raise OSError(f"{path} cannot be written ({error}).") from None
 
 
+def save_like(source: Path, tensors: dict[str, Any], folder: Path) -> None:
+    """Write `tensors` into `folder` as the file `source` is: its name, its metadata and its mode."""
+    with safe_open(source, framework="pt") as file:
+        metadata = file.metadata()
+    save_tensors(tensors, folder / source.name, metadata)
+    (folder / source.name).chmod(source.stat().st_mode)
+
+
 def write_index(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Write the index of all safetensors files in `folder`; its `metadata` with their size."""
     tensors = {name: info for file in sorted(folder.glob("*.safetensors")) for name, info in read_header(file).items()}
@@ -67,10 +75,7 @@ def rewrite(
     """
     total = sum(path.stat().st_size for path in source.weight_files())
     for path in source.weight_files():
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-        save_tensors(tensors_of(path), folder / path.name, metadata)
-        (folder / path.name).chmod(path.stat().st_mode)
+        save_like(path, tensors_of(path), folder)
         on_bytes(path.stat().st_size, total)
     if (source.folder / INDEX).is_file():
         write_index(folder, read_json(source.folder / INDEX).get("metadata", {}))
