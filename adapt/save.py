@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import save_torch_state_dict
 
+from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_config import format_entries, write_code
@@ -61,7 +62,7 @@ def _record(trainer: Any, model: Any, start: Start, before: Mapping[str, Any]) -
         **changed_after(model, start.changed)._asdict(),
         "tokens": int(trainer._total_train_tokens),
         "steps": trainer.state.global_step,
-        "tokens_before": before["tokens"] + before.get("tokens_before", 0),
+        "tokens_before": provenance.trained_tokens(before),
     }
 
 

@@ -1,4 +1,5 @@
-"""Checks of weights that are not the original's: trained, refitted, quantised, with gains of their present wiring."""
+"""Weights that are not the original's (trained, refitted, quantised, with gains of their present wiring): what may be
+made of them, and what is recorded of it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from rewired.refit.request import RefitRequest
 
 from .request import Request
 
-RETRAIN = "--retrain takes the weights as they are, for a result that is trained"
+_RETRAIN = "Or pass --retrain, and train the result."
 
 
 def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, request: Request) -> bool:
@@ -50,7 +51,7 @@ def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, re
 def _making(config: Mapping[str, Any]) -> str:
     """How the weights of `config` came to their wiring."""
     if record := config.get(provenance.TRAINED):
-        return f"trained on {record['tokens'] + record.get('tokens_before', 0):,} tokens by then"
+        return f"trained on {provenance.trained_tokens(record):,} tokens by then"
     return "refitted" if "refit" in config else "calibrated" if "calibrated" in config else "not trained"
 
 
@@ -66,7 +67,7 @@ def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest |
     if loses_a_wiring or refit:
         raise ValueError(
             f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}; {RETRAIN}."
+            f"the base that they were made from instead, {_base(record)}. {_RETRAIN}"
         )
 
 
@@ -86,7 +87,7 @@ def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refi
     if changes_fitted or (refit and before != after):
         raise ValueError(
             f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}; {RETRAIN}."
+            f"the base that they were made from instead, {_base(record)}. {_RETRAIN}"
         )
     if refit and refit.gains:
         raise ValueError(
@@ -119,7 +120,7 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
         base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
         raise ValueError(
             f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
-            f"name other layers, or convert {base}; {RETRAIN}."
+            f"name other layers, or convert {base}. {_RETRAIN}"
         )
 
 

@@ -148,9 +148,9 @@ def _config(job: Job) -> dict[str, Any]:
     config, dtype = without_foreign_code(json.dumps(job.weights.config))[0], job.request.dtype
     if dtype is not None:
         config = {name: value for name, value in config.items() if name != "torch_dtype"} | {"dtype": dtype}
-    if job.plan.before:
+    if job.plan.rewired_again:
         made = {name: value for name, value in config.items() if not (job.request.retrain and name in FITS)}
-        config = made | {AGAIN: job.plan.before}
+        config = made | {AGAIN: job.plan.rewired_again}
     if job.request.to_stock:
         return stock_config(config)
     return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)

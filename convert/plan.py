@@ -34,7 +34,7 @@ class Plan:
     kv_copies: int = 1  # how often each KV head of the source is written
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
-    before: dict[str, Any] | None = None  # the record of the wirings that the weights were made for
+    rewired_again: dict[str, Any] | None = None  # the record of the wirings that the weights were made for before
 
 
 def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
@@ -56,9 +56,9 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         notes.append(f"The weights stay as they are: {'; '.join(schemes(checkpoint.config))}.")
     rotation = plan_rotation(checkpoint, request, wiring)
     is_refitted = check_weights(checkpoint, wiring, tp_shards, request)
-    before = record_of_wirings(checkpoint, wiring, tp_shards, request.retrain)
-    if before:
-        notes.append(f"The weights were made for another wiring ({before['before'][-1]}): train them for this one.")
+    again = record_of_wirings(checkpoint, wiring, tp_shards, request.retrain)
+    if again:
+        notes.append(f"The weights were made for another wiring ({again['before'][-1]}): train them for this one.")
     if copies > 1:
         notes.append(note_on_copies(shape, copies_in(checkpoint), tp_shards))
     if request.refit and is_refitted:
@@ -70,10 +70,10 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
     dtype = request.dtype or checkpoint.dtype
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
-    is_new = not (cost or before) and wiring.modules != checkpoint.wiring.modules
+    is_new = not (cost or again) and wiring.modules != checkpoint.wiring.modules
     is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
     return Plan(
-        wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation, before
+        wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation, again
     )
 
 

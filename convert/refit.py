@@ -78,13 +78,13 @@ def record(outcome: RefitResult, job: Job, config: Mapping[str, Any], revision: 
 
 def notes_on_making(config: Mapping[str, Any]) -> list[str]:
     """What these weights were made from, and how they were fitted and trained, as far as the `config` records it."""
-    base, training = provenance.base_of(config), config.get("adapted")
+    base, training = provenance.base_of(config), config.get(provenance.TRAINED)
     notes = [f"Its weights were made from those of {base['name']}."] if base else []
     notes += notes_on_fits(config)
     for wiring in config.get(provenance.AGAIN, {"before": []})["before"]:
         notes.append(f"Before, it was {wiring}.")
     if training:
-        notes.append(f"Trained on {training['tokens'] + training.get('tokens_before', 0):,} tokens.")
+        notes.append(f"Trained on {provenance.trained_tokens(training):,} tokens.")
     return notes
 
 

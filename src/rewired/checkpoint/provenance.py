@@ -48,6 +48,11 @@ def changed(config: Mapping[str, Any]) -> Changed:
     return Changed(tuple(sorted(layers)), any(record["ends"] for record in records))
 
 
+def trained_tokens(training: Mapping[str, Any]) -> int:
+    """How many tokens weights were trained on, by the record of their last training: in it, and before."""
+    return int(training["tokens"] + training.get("tokens_before", 0))
+
+
 def record(source: Source, folder: Path, revision: str | None = None) -> dict[str, Any]:
     """The base that `source` is, whose checkpoint is in `folder`."""
     located = source.locate("checkpoint")
