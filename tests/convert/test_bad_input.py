@@ -31,6 +31,17 @@ def corrupt_header(folder: Path, edit: Callable[[dict], None]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
 
 
+def name_twice(folder: Path) -> None:
+    """Give another tensor's place the name of the embedding, too."""
+    path = folder / FIRST
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    text = raw[8 : 8 + size]
+    other = next(name for name in json.loads(text) if name not in (EMBEDDING, "__metadata__"))
+    text = text.replace(json.dumps(other).encode(), json.dumps(EMBEDDING).encode())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+
+
 def shift_offsets(header: dict) -> None:
     header[EMBEDDING]["data_offsets"] = [end + 10**6 for end in header[EMBEDDING]["data_offsets"]]
 
@@ -94,6 +105,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "offsets beyond the file": (lambda f: corrupt_header(f, shift_offsets), "not a whole safetensors file"),
     "a malformed entry": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].pop("dtype")), "missing field `dtype`"),
     "a negative shape": (lambda f: corrupt_header(f, lambda h: h[EMBEDDING].update(shape=[-61, -32])), "integer `-61`"),
+    "a tensor twice in a file": (name_twice, "invalid offset for tensor"),
     "a missing shard": (lambda f: (f / LAST).unlink(), "is missing"),
     "index points to a parent": (
         lambda f: point_index(f, "../other.safetensors"),
