@@ -23,7 +23,7 @@ from rewired.ranks import run_on_ranks
 
 from .sharded import Events, gradients, load, saved
 from .test_lora import PROJECTIONS
-from .test_tensor_parallel import HIDDEN, HeldBack, some_wirings
+from .test_tensor_parallel import HIDDEN, PATIENCE, HeldBack, some_wirings
 from .tiny import WIRINGS, tokens
 
 
@@ -219,6 +219,24 @@ def narrow_and_widened(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
 
     reductions.start_wide_sum = widened_sum  # type: ignore[assignment]
     return [narrow, (bfloat16_gradients(folder, 2, torch.bfloat16)[0], sent)]
+
+
+@pytest.mark.parametrize(("name", "overlaps"), [("ladder", True), ("standard", False)])
+def test_modules_run_while_16_bits_before_them_are_held_back(name: str, overlaps: bool, tmp_path: Path) -> None:
+    folder = saved(WIRINGS[name], tmp_path)
+    _, was_told = run_on_ranks(with_16_bits_held_back, 2, folder, PATIENCE if overlaps else 0.5)
+    assert was_told == [overlaps] * 2
+
+
+def with_16_bits_held_back(folder: Path, patience: float) -> list[bool | None]:
+    """In forward, and in backward, where sums of norms' gradients come between."""
+    model = load(folder, 2, dtype=torch.bfloat16).train()
+    forward, backward = (HeldBack(index, ("start_wide_sum",), patience=patience) for index in (4, 7))
+    with forward:
+        loss = model(tokens(), labels=tokens()).loss
+    with backward:
+        loss.backward()
+    return [forward.was_told, backward.was_told]
 
 
 def distance(found: dict[str, Any], exact: dict[str, Any]) -> float:
