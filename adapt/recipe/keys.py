@@ -62,7 +62,9 @@ class Recipe:
     )
     load_in_4bit: bool = _key(False, "Hold the projections that LoRA does not train in 4 bits (NF4 of bitsandbytes).")
     fsdp_size: int = _key(1, "Ranks that the model is sharded over (FSDP2).")
-    cache_gathers: int = _key(0, "How many of the last layers stay gathered from forward to backward, which takes memory.")
+    cache_gathers: int = _key(
+        0, "How many of the last layers stay gathered from forward to backward, which takes memory."
+    )
     dp_replicate_size: int = _key(1, "How many such groups there are, each with a model (HSDP).")
     tp_size: int = _key(1, "Ranks that share each layer's work (tensor parallelism).")
     ce_weight: float = _key(1.0, "Weight of the cross-entropy with the data: SFT.")
