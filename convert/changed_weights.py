@@ -39,7 +39,7 @@ def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, re
     """
     base = provenance.base_of(checkpoint.config)
     pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
-    is_same = tp_shards == checkpoint.tp_shards and all(_function(old) == _function(new) for old, new in pairs)
+    is_same = tp_shards == checkpoint.tp_shards and all(_in_any_bits(old) == _in_any_bits(new) for old, new in pairs)
     if base is None or is_same or not (retrain or provenance.TRAINED in checkpoint.config):
         return None
     changed = provenance.changed(checkpoint.config)
@@ -149,9 +149,14 @@ def _gained(family: Family, wiring: Wiring) -> dict[str, tuple[Any, ...]]:
 
 def _function(module: ModuleWiring) -> tuple[Any, ...]:
     """What a module computes by; how its all-reduce runs is no part of it."""
+    return (*_in_any_bits(module), module.sections)
+
+
+def _in_any_bits(module: ModuleWiring) -> tuple[Any, ...]:
+    """The same but for the bits that are sent, which weights need no training for."""
     reads = (module.delay, module.late, module.reads_shards, module.lacks_something)
     gain = (module.region.peek, module.region.initial_gain)
-    return (*reads, *gain, module.reduce, module.merge, module.shared_channels, module.sections)
+    return (*reads, *gain, module.reduce, module.merge, module.shared_channels)
 
 
 def _base(record: Mapping[str, Any]) -> Any:

@@ -117,3 +117,11 @@ def test_retrain_takes_trained_weights_into_another_wiring(source: Path, tmp_pat
     assert not [name for name in load_file(dense / "model.safetensors") if "gain" in name]
     assert len(config_of(dense)["rewired_again"]["before"]) == 2
     LlamaForCausalLM.from_pretrained(dense)
+
+
+def test_a_payload_is_nothing_that_trained_weights_have_to_learn(source: Path, tmp_path: Path) -> None:
+    ladder = {"layers": "2-4", "preset": "ladder"}
+    made_of = trained(again(source, ladder, out="first"), tmp_path / "trained")
+    made = convert(made_of, tmp_path / "made", Request([ladder | {"payload": "int8"}]))
+    assert "rewired_again" not in config_of(made.out)
+    assert not any("train them for this one" in note for note in made.plan.notes)
