@@ -58,6 +58,28 @@ def test_on_two_ranks(tmp_path: Path) -> None:
     assert planned.exit_code == 0, planned.output
 
 
+def test_training_on_two_ranks(tmp_path: Path) -> None:
+    results = bench(tmp_path, *SMALL, "--tp", "2", "--train")
+    assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "ladder", "none"]
+    for row in results["rows"]:
+        assert row["training_step_seconds"] > 0
+        assert row.keys().isdisjoint({"prefill_seconds", "decode_seconds"})
+        assert row["tokens_per_second"] == pytest.approx(8 / row["training_step_seconds"])
+        assert row["waits"].keys() == {"training_step"}
+    sent = {row["wiring"]: row["bytes_sent"]["training_step"] for row in results["rows"]}
+    # of 4 layers 2 sums forward and 2 backward, float32, H 64; then what the embedding and the head add
+    assert sent["standard"] == sent["ladder"] > 4 * 4 * 8 * 64 * 4
+    assert sent["none"] == 0
+    report = (tmp_path / "report.md").read_text()
+    assert " waits |\n" in report
+    assert "throughput.png" in report
+    assert "pareto.png" not in report
+
+    planned = run("plan", "tiny", "--gpus", "2", "--calibrate", tmp_path / "results.json")
+    assert planned.exit_code == 2
+    assert "without wiring, model, tp, batch, prompt, prefill_seconds" in planned.stderr
+
+
 def test_plots_and_traces(tmp_path: Path) -> None:
     bench(tmp_path, *SMALL, "--tp", "2", "--eager", "--profile")
     traces = {f"{name}.rank{rank}.json.gz" for name in ("stock", "standard", "ladder") for rank in (0, 1)}
@@ -86,7 +108,8 @@ def test_compiled_decoding_of_a_rewired_checkpoint(tmp_path: Path) -> None:
         tmp_path / "out", checkpoint, "--tp", "1", "--wirings", "own", "--prompt", "8", "--new", "2", "--rounds", "3"
     )
     assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "own"]
-    assert all(row["decode_compiled_seconds"] > 0 for row in results["rows"])
+    for measure in ("prefill_compiled", "decode_compiled"):
+        assert all(row[f"{measure}_seconds"] > 0 for row in results["rows"])
 
 
 @pytest.mark.slow
@@ -155,6 +178,9 @@ REFUSED = {
     "emulated file": (["tiny", "--emulated", "--link", "none.json"], "none.json is not a JSON file"),
     "no vLLM": (["tiny", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
     "one token": (["tiny", "--engine", "vllm", "--new", "1"], "the first token counts as prefill"),
+    "one token to learn": (["tiny", "--train", "--prompt", "1"], "give --prompt at least 2"),
+    "training in vLLM": (["tiny", "--train", "--engine", "vllm"], "--train times models in transformers"),
+    "training's memory": (["llama-3.1-405b", "--train"], "take fewer --layers, a smaller --batch, or more ranks"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
     "rate": (["tiny", "--link", "fast"], '"fast" is not the rate of a link: write it like 1gbit'),
     "no GPU": (["tiny", "--link", "no-p2p"], "--link no-p2p is for NVIDIA GPUs"),

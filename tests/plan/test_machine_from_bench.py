@@ -82,7 +82,10 @@ def test_the_link_that_counts_and_decoding_that_was_compiled(tmp_path: Path) -> 
     machine = serving_machine("h100", "nccl", 8)
     shy = replace(machine, all_reduce=replace(machine.all_reduce, scale=3.0))
     eager = [
-        row | {"link": "1gbit", "decode_seconds": 9.0, "decode_compiled_seconds": row["decode_seconds"]}
+        row
+        | {"link": "1gbit"}
+        | {f"{measure}_compiled_seconds": row[f"{measure}_seconds"] for measure in ("prefill", "decode")}
+        | {f"{measure}_seconds": 9.0 for measure in ("prefill", "decode")}
         for row in report(shy)["rows"]
     ]
     other = [row | {"link": "loopback"} for row in report(machine)["rows"]]

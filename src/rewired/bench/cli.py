@@ -48,15 +48,22 @@ def _bench(
             "checkpoint's wiring; none has no communication.",
         ),
     ] = _WIRINGS,
-    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill.")] = 1024,
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill, or of a sequence to train on.")] = 1024,
     new: Annotated[int, typer.Option(metavar="N", help="Tokens to decode after it.")] = 128,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at once.")] = "1",
     layers: Annotated[int | None, typer.Option(metavar="N", help="Run only the first N layers of the model.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="How often to time each, in turns.")] = 9,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled/--eager", help="Also decode compiled, over a static cache, with CUDA graphs on GPUs."),
+        typer.Option(
+            "--compiled/--eager",
+            help="Also prefill and decode compiled, over a static cache, with CUDA graphs on GPUs.",
+        ),
     ] = True,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Time steps of training instead: forward, backward and AdamW, eager."),
+    ] = False,
     link: Annotated[
         str | None,
         typer.Option(
@@ -85,8 +92,8 @@ def _bench(
 ) -> None:
     """Measure on this machine how much faster each wiring is than the best baselines.
 
-    It times prefill and decoding in turns, on tensor-parallel ranks that it starts or that are torchrun's. DIR gets a
-    report, plots, and results.json, which rewired plan --calibrate takes.
+    It times prefill and decoding in turns, or training, on tensor-parallel ranks that it starts or that are torchrun's.
+    DIR gets a report, plots, and results.json, which rewired plan --calibrate takes.
 
     Examples:
 
@@ -94,6 +101,7 @@ def _bench(
     rewired bench llama-3.1-70b --tp 8 --batch 1,4,16,64 --layers 8 --out bench-70b
     rewired bench llama-3.1-70b --tp 8 --layers 8 --emulated --out bench-alone
     rewired bench ./my-hybrid --tp 2 --wirings "own; none" --out bench-mine
+    rewired bench llama-3.1-8b --tp 8 --train --prompt 4096 --out bench-train
     torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
     ```
     """
@@ -118,6 +126,7 @@ def _bench(
             compiled,
             engine,
             Emulation() if emulated else None,
+            train,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
         if is_first_rank():

@@ -24,6 +24,8 @@ def check_memory(request: BenchRequest, shape: Shape, tp: int, batch: int, conte
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
     tokens = batch * (request.prompt + request.new)
     needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, tokens))
+    if request.trains:  # a copy of the weights, gradients and two moments; logits and their gradient in float32
+        needed = width * 5 * weight_bytes(shape, tp) + 8 * batch * request.prompt * shape.vocab_size
     if request.engine == VLLM:
         needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, tokens))
     if request.device == "cuda":

@@ -16,18 +16,25 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from .contenders import STANDARD
 from .plot_style import Styles, name_ends, name_of
-from .runs import DECODE, DECODE_COMPILED, PREFILL
+from .runs import DECODE, DECODE_COMPILED, PREFILL, PREFILL_COMPILED, TRAINING
 
 Row = Mapping[str, Any]
 
-_TITLES = {"generation": "tokens/s", PREFILL: "prefill", DECODE: "decode", DECODE_COMPILED: "compiled decode"}
+_TITLES = {
+    "generation": "tokens/s",
+    PREFILL: "prefill",
+    PREFILL_COMPILED: "compiled prefill",
+    DECODE: "decode",
+    DECODE_COMPILED: "compiled decode",
+    TRAINING: "training step",
+}
 _LOGARITHMIC_FROM = 4  # times from the smallest value of an axis to the largest
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write throughput.png and pareto.png into `folder`; `results` is what results.json holds."""
+    """Write throughput.png and, of generations, pareto.png; `results` is what results.json holds."""
     files = []
-    for plot in (throughput, pareto):
+    for plot in (throughput,) if results["request"]["trains"] else (throughput, pareto):
         files.append(folder / f"{plot.__name__}.png")
         plot(results).savefig(files[-1], dpi=150, metadata={"Software": ""})
     return files
@@ -191,5 +198,8 @@ def _figure(results: Mapping[str, Any], rows: int, columns: int, size: tuple[flo
 def _title(results: Mapping[str, Any]) -> str:
     first, ranks = results["rows"][0], distinct(results["rows"], "tp")
     model = [f"{first['model']}, {first['layers']} layers", *([f"TP {ranks[0]}"] if len(ranks) == 1 else [])]
-    what = [f"prompt {first['prompt']}, {first['new']} new tokens", results["environment"]["device"]]
+    tokens = f"prompt {first['prompt']}, {first['new']} new tokens"
+    if results["request"]["trains"]:
+        tokens = f"sequences of {first['prompt']} tokens"
+    what = [tokens, results["environment"]["device"]]
     return "\n".join(["; ".join(model), "; ".join(what)])

@@ -12,18 +12,25 @@ from rewired.tables import new_table
 
 from .contenders import NONE, STANDARD, STOCK
 from .request import VLLM
-from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
+from .results import GENERATION
+from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL, PREFILL_COMPILED, TRAINING
 
 Row = Mapping[str, Any]
 
-_TITLES = {PREFILL: "prefill", DECODE: "token", DECODE_COMPILED: "compiled token"}
+_TITLES = {
+    PREFILL: "prefill",
+    PREFILL_COMPILED: "compiled prefill",
+    DECODE: "token",
+    DECODE_COMPILED: "compiled token",
+    TRAINING: "training step",
+}
 _OPEN = "inconclusive"
 READING = (
     "Times are medians of interleaved rounds, ± half of the quartiles' distance. x is the speedup over standard, the "
     "median of the rounds' own ratios; it is inconclusive where they leave open which of both is faster (95 %). Hidden "
-    "is the share of communication that a wiring saves, in prefill and by token: (standard - wiring) / (standard - "
-    "none). stock is the engine's own model by its own tensor parallelism. none does not communicate at all: its "
-    "output is wrong, and nothing can be faster."
+    "is the share of communication that a wiring saves: (standard - wiring) / (standard - none). Waits is the share of a "
+    "training step in which nothing but communication goes on: 1 - none / wiring. stock is the engine's own model by its "
+    "own tensor parallelism. none does not communicate at all: its output is wrong, and nothing can be faster."
 )
 
 
@@ -72,13 +79,19 @@ def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     parts = [
         f"# {request['model']}: what each wiring takes",
         f"`{results['command']}`, {machine['date']}; {machine['device']}, {facts}.",
-        f"{results['rows'][0]['layers']} layers, {request['dtype']}, {request['prompt']} tokens of prompt, "
-        f"{request['new']} new ones, {request['rounds']} rounds. {READING}",
+        f"{results['rows'][0]['layers']} layers, {request['dtype']}, {_tokens(request)}, {request['rounds']} rounds. "
+        f"{READING}",
         *(f"![{plot}]({plot})" for plot in plots),
         *(f"{table.title}:\n\n{markdown_table(table.headings, table.rows)}".rstrip() for table in tables(results)),
         "\n".join(f"- {line}" for line in verdicts(results)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _tokens(request: Mapping[str, Any]) -> str:
+    if request["trains"]:
+        return f"training on sequences of {request['prompt']} tokens"
+    return f"{request['prompt']} tokens of prompt, {request['new']} new ones"
 
 
 def print_report(results: Mapping[str, Any]) -> None:
@@ -100,7 +113,8 @@ def _cell_table(title: str, rows: Sequence[Row]) -> Table:
     timed = [heading for measure in measures for heading in (f"{_TITLES[measure]} ms", "x")]
     hides = any(row["hidden"] for row in rows)
     hidden = [f"hidden: {_TITLES[measure]}" for measure in measures] if hides else []
-    headings = ["wiring", *timed, "tokens/s", "x", *hidden]
+    trains = TRAINING in measures
+    headings = ["wiring", *timed, "tokens/s", *["x"] * (not trains), *hidden, *["waits"] * trains]
     return Table(title, headings, [_cells(row, measures, bool(hidden)) for row in rows])
 
 
@@ -109,11 +123,15 @@ def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
     for measure in measures:
         seconds, (low, high) = row[f"{measure}_seconds"], row[f"{measure}_quartiles"]
         cells += [f"{_digits(1e3 * seconds)} ±{50 * (high - low) / seconds:.0f}%", _ratio(row, measure)]
-    cells += [_digits(row["tokens_per_second"]), _ratio(row, "generation")]
+    cells.append(_digits(row["tokens_per_second"]))
+    if TRAINING not in measures:
+        cells.append(_ratio(row, GENERATION))
     if hides:
         is_end = row["wiring"] in (STOCK, STANDARD, NONE)
         said = {name: share for name, share in row["hidden"].items() if not (is_end or is_open(row, name))}
         cells += [f"{said[name]:.0%}" if name in said else "" for name in measures]
+    if TRAINING in measures:
+        cells.append(f"{row['waits'][TRAINING]:.0%}" if row["waits"] else "")
     return cells
 
 

@@ -38,6 +38,7 @@ class BenchRequest:
     is_compiled: bool = True
     engine: str = TRANSFORMERS
     emulation: Emulation | None = None
+    trains: bool = False  # steps of training are timed, and nothing else; `new` and `is_compiled` do not matter
 
     def __post_init__(self) -> None:
         for flag, value in {"--prompt": self.prompt, "--new": self.new, "--layers": self.layers}.items():
@@ -49,5 +50,9 @@ class BenchRequest:
             raise ValueError(f"--engine {self.engine} is not known: choose {TRANSFORMERS} or {VLLM}.")
         if self.engine != TRANSFORMERS and self.new < 2:
             raise ValueError(f"--new is {self.new}: with --engine {self.engine}, the first token counts as prefill.")
+        if self.trains and self.engine != TRANSFORMERS:
+            raise ValueError("--train times models in transformers: leave it out, or --engine vllm.")
+        if self.trains and self.prompt < 2:
+            raise ValueError("--train learns to predict the next token: give --prompt at least 2.")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")

@@ -16,12 +16,12 @@ from typing import Any
 
 from .contenders import NONE, STANDARD, STOCK
 from .request import BenchRequest
-from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL
+from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL, PREFILL_COMPILED, TRAINING
 
 FORMAT = 1
 GENERATION = "generation"
 _NOTICEABLE = 0.05  # of a time; a share of less says nothing
-Samples = Mapping[str, Sequence[float]]  # seconds of a prefill or a token, by measure; one for each round
+Samples = Mapping[str, Sequence[float]]  # seconds of a prefill, a token or a step, by measure; one for each round
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cell:
     tp: int
     batch: int
     samples: Mapping[str, Mapping[str, Samples]]  # by link and contender
-    bytes_sent: Mapping[str, Mapping[str, float]]  # by a rank in a prefill and for a token, by contender and measure
+    bytes_sent: Mapping[str, Mapping[str, float]]  # by a rank, by contender and measure
     all_reduce: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -104,9 +104,10 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
                 if measure in samples:
                     low, middle, high = quantiles(samples[measure], n=4, method="inclusive")
                     row |= {f"{measure}_seconds": middle, f"{measure}_quartiles": [low, high]}
-            row["tokens_per_second"] = cell.batch * request.new / median(_seconds(samples, GENERATION, request))
+            tokens = cell.batch * (request.prompt if request.trains else request.new)
+            row["tokens_per_second"] = tokens / median(_seconds(samples, whole(samples), request))
             row |= _speedups(samples, contenders, request)
-            row["hidden"] = _hidden(samples, contenders)
+            row["hidden"], row["waits"] = _hidden(samples, contenders), _waits(samples, contenders)
             row["bytes_sent"] = cell.bytes_sent[wiring]
             if link == request.link and len(cell.samples) > 1 and request.emulation is None:
                 row |= _of_link(cell, link, wiring)
@@ -132,17 +133,25 @@ def _of_link(cell: Cell, link: str, wiring: str) -> dict[str, Any]:
 
 
 def _seconds(samples: Samples, measure: str, request: BenchRequest) -> Sequence[float]:
-    """Of every round; a generation is a prompt and all new tokens, decoded in the faster mode."""
+    """Of every round; a generation is a prompt and all new tokens, both in the faster mode."""
     if measure != GENERATION:
         return samples[measure]
-    decode = min((samples[name] for name in (DECODE, DECODE_COMPILED) if name in samples), key=median)
-    return [prefill + request.new * token for prefill, token in zip(samples[PREFILL], decode, strict=True)]
+    prefills, decode = (
+        min((samples[name] for name in modes if name in samples), key=median)
+        for modes in ((PREFILL, PREFILL_COMPILED), (DECODE, DECODE_COMPILED))
+    )
+    return [prefill + request.new * token for prefill, token in zip(prefills, decode, strict=True)]
+
+
+def whole(samples: Mapping[str, Any]) -> str:
+    """The measure that tokens per second are of."""
+    return TRAINING if TRAINING in samples else GENERATION
 
 
 def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
     """The rounds' own ratios over standard and over stock: the median of each, and the range that it is in."""
     found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
-    for measure in (*samples, GENERATION):
+    for measure in dict.fromkeys((*samples, whole(samples))):
         own = _seconds(samples, measure, request)
         ratios = {
             baseline: [
@@ -177,3 +186,12 @@ def _hidden(samples: Samples, contenders: Mapping[str, Samples]) -> dict[str, fl
             if median_range([base / bound for base, _, bound in zip(*each_of, strict=True)])[0] > 1:
                 shares[measure] = (standard - own) / (standard - none)
     return shares
+
+
+def _waits(samples: Samples, contenders: Mapping[str, Samples]) -> dict[str, float]:
+    """The share of a wiring's time that is communication which nothing hides: 1 - none / own."""
+    return {
+        measure: 1 - median(contenders[NONE][measure]) / median(samples[measure])
+        for measure in samples
+        if NONE in contenders
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -26,7 +26,7 @@ from .links import on_link
 from .models import SharedWeights, build, mesh_of, silent_group
 from .request import BenchRequest
 from .results import Cell, CellFile
-from .runs import DECODE, PREFILL, Steps
+from .runs import DECODE, PREFILL, TRAINING, Steps, TrainingSteps
 from .timing import Run, Samples, interleaved
 from .trace import Profile
 
@@ -87,7 +87,7 @@ def _measure_batch(
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
     sent = _bytes_sent(models, tokens, job)
-    runs = _ready(models, groups, Steps(first, tokens, request))
+    runs = _ready(models, groups, TrainingSteps(tokens) if request.trains else Steps(first, tokens, request))
     samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
@@ -102,17 +102,21 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
 
 
 def _bytes_sent(models: Models, tokens: torch.Tensor, job: RankJob) -> dict[str, dict[str, float]]:
-    """Of each contender, in a prefill and for one more token."""
-    silent = {name for _, name in models if name == NONE}
-    sent: dict[str, dict[str, float]] = {name: {PREFILL: 0.0, DECODE: 0.0} for name in silent}
+    """Of each contender: in a prefill and for one more token, or in a training step."""
+    sent: dict[str, dict[str, float]] = {}
     for (_, name), model in models.items():
         if name not in sent:
-            runs = {PREFILL: partial(model, tokens, logits_to_keep=1), DECODE: partial(model, tokens[:, :1])}
-            sent[name] = {measure: bytes_sent(run, job.tp) for measure, run in runs.items()}
+            runs: dict[str, Callable[[], object]] = {
+                PREFILL: partial(model, tokens, logits_to_keep=1),
+                DECODE: partial(model, tokens[:, :1]),
+            }
+            if job.request.trains:
+                runs = {TRAINING: TrainingSteps(tokens).step(model)}
+            sent[name] = {measure: 0.0 if name == NONE else bytes_sent(run, job.tp) for measure, run in runs.items()}
     return sent
 
 
-def _ready(models: Models, groups: Groups, engine: Steps) -> dict[tuple[int, str, str], Run]:
+def _ready(models: Models, groups: Groups, engine: Steps | TrainingSteps) -> dict[tuple[int, str, str], Run]:
     """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
     names = [name for _, name in models]

@@ -2,9 +2,9 @@
 
 FILE is JSON with `rows`, each {"wiring", "model", "tp", "batch", "prompt", "prefill_seconds", "decode_seconds"}, of
 `standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run,
-`decode_compiled_seconds` where decoding was compiled; and perhaps `all_reduce`, each {"gpus", "bytes", "seconds"}.
-Where several links were measured, `link` names the one that counts. A plan is for 16-bit numbers, so messages of a
-bench whose `request` has `dtype` float32 count as half as long.
+`prefill_compiled_seconds` and `decode_compiled_seconds` where they were compiled; and perhaps `all_reduce`, each
+{"gpus", "bytes", "seconds"}. Where several links were measured, `link` names the one that counts. A plan is for 16-bit
+numbers, so messages of a bench whose `request` has `dtype` float32 count as half as long.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def _row(entry: Any, file: Path) -> _Row:
     shape = find_shape(str(model))
     if "layers" in entry:
         shape = replace(shape, num_hidden_layers=entry["layers"])
-    if "decode_compiled_seconds" in entry:
-        numbers[-1:] = _fields(entry, ("decode_compiled_seconds",), "a row", file)
+    for place, measure in enumerate(("prefill_compiled_seconds", "decode_compiled_seconds"), len(numbers) - 2):
+        if measure in entry:
+            numbers[place] = _fields(entry, (measure,), "a row", file)[0]
     return _Row(shape, str(wiring), *numbers)
 
 
