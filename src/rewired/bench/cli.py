@@ -92,8 +92,8 @@ def _bench(
 ) -> None:
     """Measure on this machine how much faster each wiring is than the best baselines.
 
-    It times prefill and decoding in turns, or training, on tensor-parallel ranks that it starts or that are torchrun's.
-    DIR gets a report, plots, and results.json, which rewired plan --calibrate takes.
+    It times prefill and decoding, or training, in turns, on tensor-parallel ranks that it starts or torchrun's. DIR
+    gets a report, plots, and results.json, which rewired plan --calibrate takes.
 
     Examples:
 

@@ -28,9 +28,9 @@ _OPEN = "inconclusive"
 READING = (
     "Times are medians of interleaved rounds, ± half of the quartiles' distance. x is the speedup over standard, the "
     "median of the rounds' own ratios; it is inconclusive where they leave open which of both is faster (95 %). Hidden "
-    "is the share of communication that a wiring saves: (standard - wiring) / (standard - none). Waits is the share of a "
-    "training step in which nothing but communication goes on: 1 - none / wiring. stock is the engine's own model by its "
-    "own tensor parallelism. none does not communicate at all: its output is wrong, and nothing can be faster."
+    "is the share of communication that a wiring saves: (standard - wiring) / (standard - none). Waits is the share of "
+    "a training step in which nothing but communication goes on: 1 - none / wiring. stock is the engine's own model by "
+    "its own tensor parallelism. none does not communicate at all: its output is wrong, and nothing can be faster."
 )
 
 
