@@ -17,8 +17,6 @@ from rewired.plan.wirings import wiring_of
 from . import caat_benchmark
 from .ladder_benchmark import rows_of
 
-_16_BITS = 2  # bytes
-
 
 def caat_points() -> Iterator[tuple[int, str, float, float]]:
     """TP, wiring, and the share of a step that is saved, published and predicted, in points.
@@ -48,5 +46,5 @@ def ladder_speedup(tp: int, sequences: int) -> float:
 
 def _seconds(rank: Rank, all_reduce: AllReduce, name: str, step: Step) -> float:
     wiring = wiring_of(rank.shape, name)
-    took = training_step(rank, all_reduce, wiring, step, name != NONE, recomputes=False, summed_bytes=_16_BITS)
+    took = training_step(rank, all_reduce, wiring, step, name != NONE, recomputes=False)
     return took.seconds

@@ -20,12 +20,12 @@ RANK = Rank(SHAPE, MACHINE.hardware, MACHINE.engine, 8)
 
 
 def test_standard_by_hand() -> None:
-    """Forward waits for each all-reduce in float32, backward hides a share of it, and attention's is done again."""
+    """Forward waits for each all-reduce in 16 bits, backward hides a share of it, and attention's is done again."""
     step = training_step(RANK, MACHINE.all_reduce, wiring_of(SHAPE, "standard"), STEP)
     attention, mlp = RANK.attention(STEP), RANK.mlp(STEP)
     head = RANK.products(STEP.rows, SHAPE.head_weights / 8)
     assert step.compute == pytest.approx(SHAPE.num_hidden_layers * 4 * (attention + mlp) + 3 * head)
-    size, reduce = STEP.rows * SHAPE.hidden_size * 4, MACHINE.all_reduce
+    size, reduce = STEP.rows * SHAPE.hidden_size * 2, MACHINE.all_reduce
     whole = reduce.seconds(size, 8)
     least = (1 - reduce.hide) * (whole - reduce.latency(size, 8))
     behind_mlp, behind_attention = (max(whole - work, least) for work in (mlp, attention))
@@ -38,7 +38,7 @@ def test_a_ladder_waits_for_the_last_all_reduce_alone_where_compute_is_slow() ->
     """The final norm waits for it in forward, and the last MLP for its gradient in backward."""
     slow = replace(RANK, hardware=replace(RANK.hardware, flops=1e12))
     step = training_step(slow, replace(MACHINE.all_reduce, hide=1.0), wiring_of(SHAPE, "ladder"), STEP)
-    assert step.activations == pytest.approx(2 * MACHINE.all_reduce.seconds(STEP.rows * SHAPE.hidden_size * 4, 8))
+    assert step.activations == pytest.approx(2 * MACHINE.all_reduce.seconds(STEP.rows * SHAPE.hidden_size * 2, 8))
 
 
 def test_wirings_are_ranked_between_standard_and_none() -> None:

@@ -22,11 +22,10 @@ from .wirings import RANKED, candidates
 
 TRAINED = tuple(text for text in RANKED if "int" not in text)
 CAVEAT = (
-    "Steps compute activations again that were not stored, sum in float32, and hide FSDP's weights behind compute. "
+    "Steps compute activations again that were not stored, send 16 bits, and hide FSDP's weights behind compute. "
     "Trust the ratios more than the times: docs/plan-checks.md says how far off they were."
 )
 _ITEM = 2  # bytes of a 16-bit number, which payload_bytes counts
-_SUMMED = 4  # bytes of the numbers that ranks sum while training: float32
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ def training_step(
     communicates: bool = True,
     *,
     recomputes: bool = True,
-    summed_bytes: int = _SUMMED,
 ) -> TrainingStep:
     """On one data-parallel rank; weights are not exchanged."""
     kinds = [kind for _ in wiring.layers for kind in rank.shape.family.modules]
@@ -87,7 +85,7 @@ def training_step(
     for index, (kind, module) in enumerate(zip(kinds, wiring.modules, strict=True)):
         if not (communicates and module.launches):
             continue
-        size = step.rows * module.payload_bytes(_ITEM) * summed_bytes / _ITEM
+        size = step.rows * module.payload_bytes(_ITEM)
         seconds, least = all_reduce.seconds(size, rank.tp), all_reduce.least_wait(size, rank.tp)
         behind = sum(works[index + 1 : index + 1 + max(1, module.hides_behind)])
         forward = max(seconds - behind, least) if module.overlapped else seconds
