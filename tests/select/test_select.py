@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -159,14 +158,3 @@ def test_a_rewired_model_is_refused(text: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is rewired already"):
         scored(hybrid.out, text, tmp_path / "choice")
-
-
-def test_a_missing_package_is_said_before_anything_is_scored(
-    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        ValueError,
-        match=r"which draws a plot, needs the package 'matplotlib', which is not installed: pip install .*\[convert\]",
-    ):
-        select(str(dense), tmp_path / "choice", ask(tmp_path / "nowhere.txt"))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.shape import Shape
-from rewired.extras import needs
 from rewired.model.presets import STANDARD
 from rewired.quantities import count
 from rewired.refit.request import check_fitting
@@ -51,8 +50,6 @@ class SelectRequest:
 
 def check(request: SelectRequest) -> None:
     """Raise ValueError for what makes no sense whatever the model is."""
-    with needs("convert", "A selection, which draws a plot,"):
-        import matplotlib  # noqa: F401 - for the plot, hours later
     several = len(request.names) > 1
     if sum(each is not None for each in (request.budget, request.exposed, request.bytes)) != 1:
         raise ValueError(

@@ -28,12 +28,11 @@ from rewired.text.documents import check as check_text
 
 from .choice import Choice, choose, entries, exposed, last, sent, units
 from .cost import SelectCost
-from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import MeasuredKL, ScoreCache
 
-_FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
+_FILES = ("selection.json", "wiring.json", "scores.json")
 
 OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
 
@@ -215,8 +214,6 @@ def _write(selection: Selection, source: str, revision: str | None, request: Sel
         "tokens_that_judge": selection.calibration.held_out_tokens,
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
-    names = request.names
-    scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in names}
-    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=False):
+    scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in request.names}
+    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=True):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n")
-    draw({name: selection.cache.read(name) for name in names}, selection.choice, folder / _FILES[-1])
