@@ -115,7 +115,6 @@ class Earlier:
     name: str
     folder: Path  # of the results
     sha256: str
-    step: int | None
     settings: dict[str, Any]
 
     def check_settings(self, settings: dict[str, Any]) -> None:
@@ -153,10 +152,9 @@ def earlier(folder: Path) -> list[Earlier]:
     try:
         results = json.loads((folder / "results.json").read_text())
         models = [
-            Earlier(model["name"], folder, model["sha256"], model["step"], dict(results["settings"]))
-            for model in results["models"]
+            Earlier(model["name"], folder, model["sha256"], dict(results["settings"])) for model in results["models"]
         ]
-        if not models or not all(isinstance(each.name, str) and isinstance(each.step, int | None) for each in models):
+        if not models or not all(isinstance(each.name, str) for each in models):
             raise TypeError("no such models")
         return models
     except (KeyError, TypeError, ValueError, OSError, RecursionError):

@@ -16,7 +16,7 @@ from rewired.extras import needs
 from .names import as_file_name, names_of
 
 _ON_WHAT, _HOW = "On what", "How"
-OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
+OUR_FILES = {"results.json", "report.md", "samples", "alpaca_eval"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
 
@@ -153,7 +153,7 @@ def _evaluate(
         for path, name in zip(cards, results.checks, strict=False):  # a control's is not written
             note_gate(path, results, name, command, date)
         _print(markdown(results, command, date))
-        print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+        print(f"wrote {folder / 'report.md'}, results.json and the answers to each item")
         if any(verdict(checks) != PASSED for checks in results.checks.values()):
             raise typer.Exit(1)
 

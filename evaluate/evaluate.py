@@ -277,7 +277,7 @@ def _info(model: Model | Earlier, role: str) -> ModelInfo:
     if isinstance(model, Model):
         loaded = AutoConfig.from_pretrained(model.folder, trust_remote_code=False).to_diff_dict()
         config = {key: loaded[key] for key in ("model_type", "wiring", "tp_shards") if key in loaded}
-    return ModelInfo(model.name, role, model.sha256, model.step, config)
+    return ModelInfo(model.name, role, model.sha256, config)
 
 
 def _notes(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[str]:

@@ -23,7 +23,6 @@ class ModelInfo:
     name: str
     role: str  # original, rewired or control
     sha256: str
-    step: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
 

@@ -226,14 +226,11 @@ def test_samples_take_the_place_of_those_of_another_evaluation(tmp_path: Path) -
 
 
 def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
-    infos = [{"name": "dense", "sha256": "0", "step": None, "role": "original"}]
-    infos += [{"name": "org/hybrid", "sha256": "1", "step": 30, "role": "rewired"}]
+    infos = [{"name": "dense", "sha256": "0", "role": "original"}]
+    infos += [{"name": "org/hybrid", "sha256": "1", "role": "rewired"}]
     (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))
     models = earlier(tmp_path)
-    assert [(model.name, model.sha256, model.step) for model in models] == [
-        ("dense", "0", None),
-        ("org/hybrid", "1", 30),
-    ]
+    assert [(model.name, model.sha256) for model in models] == [("dense", "0"), ("org/hybrid", "1")]
     whole = log("a") | {"metrics": {}, "doc": {}}
     write_samples(tmp_path, {"MMLU": {"org/hybrid": [whole]}})
     assert models[1].logs("MMLU") == [whole]
@@ -247,7 +244,7 @@ def test_models_of_an_earlier_evaluation_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["engine", "dtype", "rows", "tokenizer", "seed", "versions"])
 def test_answers_of_other_settings_are_not_compared(name: str, tmp_path: Path) -> None:
-    infos = [{"name": "dense", "sha256": "0", "step": None}]
+    infos = [{"name": "dense", "sha256": "0"}]
     (tmp_path / "results.json").write_text(json.dumps({"models": infos, "settings": SETTINGS}))
     (dense,) = earlier(tmp_path)
     dense.check_settings(SETTINGS)
@@ -270,10 +267,8 @@ BROKEN = {
     "models that are none": '{"models": []}',
     "models that are text": '{"models": "ab"}',
     "a model that is a list": '{"models": [["name"]]}',
-    "a model without a name": '{"models": [{"sha256": "0", "step": null}]}',
-    "a model without a step": '{"models": [{"name": "a", "sha256": "0"}]}',
-    "a name that is no text": '{"models": [{"name": 7, "sha256": "0", "step": null}]}',
-    "a step that is no number": '{"models": [{"name": "a", "sha256": "0", "step": "x"}]}',
+    "a model without a name": '{"models": [{"sha256": "0"}]}',
+    "a name that is no text": '{"models": [{"name": 7, "sha256": "0"}]}',
 }
 
 

@@ -67,7 +67,7 @@ def test_a_whole_report_is_written(
     printed = capsys.readouterr()
     assert "PIQA" in printed.out
     assert "Left out: Task wikitext cannot be loaded: the rows of EleutherAI/wikitext_document_level" in printed.err
-    assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "results.json", "tasks.png", "samples"}
+    assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "samples"}
     results = json.loads((out / "results.json").read_text())
     assert results["command"] == "evaluate " + " ".join(arguments)
     assert [model["role"] for model in results["models"]] == ["original", "rewired"]
@@ -320,12 +320,11 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
 
 
-@pytest.mark.parametrize("package", ["scipy", "matplotlib"])
-def test_a_missing_package_is_said_before_anything_is_measured(package: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from rewired.scripts import evaluate; evaluate()"
+def test_a_missing_package_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['scipy'] = None; from rewired.scripts import evaluate; evaluate()"
     command = [sys.executable, "-c", code, "nowhere"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', package)}\n"
+    assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', 'scipy')}\n"
 
 
 @pytest.mark.slow
