@@ -126,19 +126,16 @@ def _parse(file: Path) -> Any:
         raise ValueError(f"{file} is neither YAML nor JSON that can be read ({reason}).") from None
 
 
-def refit_request(
-    refit: str | None, calibrate: str | None, tokens: int | None, spill: Path | None
-) -> RefitRequest | None:
+def refit_request(refit: str | None, calibrate: str | None, tokens: int | None) -> RefitRequest | None:
     """Raises ValueError where the options contradict each other."""
     if refit is None and calibrate is None:
-        for flag, value in (("--refit-tokens", tokens), ("--spill", spill)):
-            if value is not None:
-                raise ValueError(f"{flag} goes with --refit or --calibrate: say which of them you want.")
+        if tokens is not None:
+            raise ValueError("--refit-tokens goes with --refit or --calibrate: say which of them you want.")
         return None
     texts = {text for text in (refit, calibrate) if text is not None} - {MIX}
     if len(texts) > 1:
         raise ValueError("--refit and --calibrate name different texts: both fit on one text, so name it once.")
     tokens = RefitRequest.tokens if tokens is None else tokens
-    check_fitting("--refit-tokens", tokens, spill)
+    check_fitting("--refit-tokens", tokens)
     text = next(iter(texts), MIX)
-    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None, spill=spill)
+    return RefitRequest(text, tokens, gains=calibrate is not None, matrices=refit is not None)

@@ -135,14 +135,6 @@ def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: P
     ]
 
 
-def test_activations_in_files_give_the_same_scores(dense: Path, text: Path, tmp_path: Path) -> None:
-    in_memory = scored(dense, text, tmp_path / "choice")
-    (tmp_path / "cache").rename(tmp_path / "old")
-    (tmp_path / "spill").mkdir()
-    assert scored(dense, text, tmp_path / "again", spill=tmp_path / "spill") == in_memory
-    assert list((tmp_path / "spill").iterdir()) == []
-
-
 def test_weights_that_cannot_be_fitted_are_said_before_they_are_scored(dense: Path, text: Path, tmp_path: Path) -> None:
     source = tmp_path / "dense"
     shutil.copytree(dense, source)

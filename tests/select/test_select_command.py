@@ -93,7 +93,6 @@ BAD = {
     "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),
     "text": (["--budget", "2", "--text", "nowhere.txt"], "There is no calibration text nowhere.txt"),
     "short": (["--budget", "2", "--text", "short.txt"], "short.txt is too short to calibrate on"),
-    "spill": (["--budget", "2", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
     "shards": (["--budget", "2", "--tp-shards", "3"], "tp_shards 3 does not divide"),
     "out": (["--budget", "2", "--out", "there"], "there exists"),
     "a link": (["--budget", "2", "--out", "link"], "link exists"),

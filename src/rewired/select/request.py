@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.shape import Shape
@@ -30,7 +29,6 @@ class SelectRequest:
     tp_shards: int | None = None
     text: str = MIXED_TEXT
     tokens: int = 16_384
-    spill: Path | None = None
     measure: bool = True
 
     @property
@@ -58,7 +56,7 @@ def check(request: SelectRequest) -> None:
         )
     if several and request.budget is not None:
         raise ValueError("Several wirings save differently: give --exposed or --bytes instead of --budget.")
-    check_fitting("--tokens", request.tokens, request.spill)
+    check_fitting("--tokens", request.tokens)
 
 
 def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:

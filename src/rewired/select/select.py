@@ -18,7 +18,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
-from rewired.refit.activation_store import activation_store
+from rewired.refit.activations import memory_errors
 from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest
 from rewired.refit.run import ALGORITHM_VERSION, load_text, refit
@@ -162,8 +162,8 @@ class _Job:
 
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
         weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
-        with activation_store(self.request.spill) as store:
-            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
+        with memory_errors():
+            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration)
             scorer.run(self.names, self.cache, on_score, on_step)
 
     def best(self) -> Choice:
@@ -194,7 +194,7 @@ class _Job:
                 self.checkpoint.folder,
                 self.files,
                 None,
-                RefitRequest(self.request.text, self.request.tokens, spill=self.request.spill),
+                RefitRequest(self.request.text, self.request.tokens),
                 self.work,
                 lambda layer, layers, _: on_layer(candidate.name, layer, layers),
             )
@@ -204,11 +204,10 @@ class _Job:
 
 
 def _write(selection: Selection, source: str, revision: str | None, request: SelectRequest, folder: Path) -> None:
-    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(request).items()}
     summary = {
         "source": source,
         "revision": revision,
-        "request": asked,
+        "request": vars(request),
         "tp_shards": selection.tp_shards,
         "tokens": selection.calibration.tokens,
         "tokens_that_judge": selection.calibration.held_out_tokens,
