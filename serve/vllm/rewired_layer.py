@@ -207,7 +207,7 @@ def _peek_gain(config: Any, wiring: ModuleWiring, held: int) -> HeldGain | None:
     """This rank's rows of a gain, [held, H]."""
     if not wiring.reads_shards:
         return None
-    gain = HeldGain(held, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    gain = HeldGain(held, config.hidden_size)
     set_weight_attrs(gain.weight, {"weight_loader": _load_rows_of_rank})
     return gain
 

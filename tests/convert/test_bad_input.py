@@ -231,7 +231,6 @@ BAD_REQUESTS = {
     "to-stock of a rewired": (["source", "--ladder-layers", "2-4", "--to-stock"], "some layers are rewired"),
     "as it was called": (["source", "--ladder-layers", "2-4", "--to-llama"], "--to-stock writes a dense model"),
     "peek without layers": (["source", "--standard-layers", "0-", "--peek"], "--peek goes with"),
-    "gain without layers": (["source", "--initial-gain", "sqrt_shards"], "--initial-gain goes with"),
     "out exists": (["source", "taken", "--ladder-layers", "2-4"], "taken exists"),
     "force on what is no checkpoint": (
         ["source", "taken", "--ladder-layers", "2-4", "--force"],

@@ -39,10 +39,6 @@ class Region:
         return str(self.options.get("merge", "sum"))
 
     @property
-    def initial_gain(self) -> str:
-        return str(self.options["initial_gain"])
-
-    @property
     def payload(self) -> str:
         """What a reduction sends: `payload.py`."""
         return str(self.options["payload"])

@@ -110,7 +110,7 @@ class _Walk:
         if self.local is None:
             return None
         local = self.local.to(self.sweep.device)
-        return local.sum(0) - (local if wiring.reads_shards else 0.0)
+        return local.sum(0) - (local if wiring.reads_shards else torch.zeros_like(local))
 
     def pass_module(self, module: RefitModule, wiring: ModuleWiring) -> None:
         sweep = self.sweep

@@ -58,7 +58,7 @@ class Preset:
     def defaults(self) -> dict[str, Any]:
         """The values of all options that a region may leave out."""
         own = {option.name: option.default for option in self.options if option.default is not None}
-        return own | {"peek": self.peek, "overlap": self.overlap, "delay": 1, "initial_gain": "one", "payload": FULL}
+        return own | {"peek": self.peek, "overlap": self.overlap, "delay": 1, "payload": FULL}
 
 
 EVERY = Option(
@@ -128,16 +128,6 @@ MODIFIERS = (
         metavar="1|2",
         help="How many updates late modules read that do not wait: 1, or 2, which is a layer.",
         text="+delay-{}",
-    ),
-    Option(
-        name="initial_gain",
-        flag="--initial-gain",
-        type=str,
-        is_valid=lambda value: value in ("one", "sqrt_shards"),
-        wanted="'one' or 'sqrt_shards'",
-        metavar="one|sqrt_shards",
-        help="What a peek is multiplied with before any training.",
-        text="+gain:{}",
     ),
     Option(
         name="payload",
