@@ -5,17 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rewired.cli import new_app, positive_integers, report_errors
+from rewired.cli import new_app, option, positive_integers, report_errors
 from rewired.extras import needs
 
 from .names import as_file_name, names_of
 
-_ON_WHAT, _HOW = "On what", "How"
 OUR_FILES = {"results.json", "report.md", "samples", "alpaca_eval"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
@@ -31,12 +31,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command("evaluate")(_evaluate)
 
 
-def _on_what(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_ON_WHAT)
-
-
-def _how(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_HOW)
+_on_what = partial(option, "On what")
+_how = partial(option, "How")
 
 
 def _evaluate(
