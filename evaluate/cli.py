@@ -39,7 +39,7 @@ def _evaluate(
     original: Annotated[
         str,
         typer.Argument(
-            help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results. A model that was trained "
+            help="A folder, hub id, short name, .gguf file, or BASE+ADAPTER. A model that was trained "
             "or refitted may stand alone: it names its original."
         ),
     ],

@@ -57,7 +57,7 @@ def _lacking() -> str | None:
         return "install bubblewrap (`apt install bubblewrap` or `dnf install bubblewrap`)"
     trial = subprocess.run(confined("-c", ""), capture_output=True, text=True, check=False)
     if trial.returncode:
-        error = trial.stderr.strip()
+        error = trial.stderr.strip() or "nothing"
         return f"make bubblewrap 0.7 or newer work here (it says {error!r}; containers often forbid it)"
     return None
 

@@ -200,7 +200,6 @@ def test_the_folder_is_called_after_the_models(tmp_path: Path, monkeypatch: pyte
 ALONE = {
     "converted only": (["ladder"], "A text compares a model with its original, and ladder names none: evaluate ORIG"),
     "dense": (["dense"], "A text compares a model with its original, and dense names none: evaluate ORIGINAL dense."),
-    "earlier results": (["earlier"], "A text compares a model with its original, and earlier names none: "),
     "no text": (["ladder", "--no-text"], "Nothing would be measured: name --suite or --tasks, or leave out --no-text."),
     "two, no text": (["dense", "ladder", "--no-text"], "Nothing would be measured: "),
 }
@@ -215,8 +214,6 @@ def test_where_there_is_nothing_to_measure_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "earlier").mkdir()
-    (tmp_path / "earlier" / "results.json").write_text("{}")
     for name in ("dense", "ladder"):
         (tmp_path / name).symlink_to(world / name)
     monkeypatch.chdir(tmp_path)
@@ -252,7 +249,6 @@ BAD = {
         "piqa asks through a chat template, and dense",
     ),
     "out": (["ladder", "--out", "dense"], "dense exists and is not an earlier evaluation: name another --out."),
-    "results": (["broken-results"], "broken-results/results.json is not what an evaluation writes."),
 }
 
 
@@ -294,9 +290,6 @@ def _make_bad(folder: Path) -> None:
     other.save_pretrained(folder / "stranger")
     (folder / "short.txt").write_text("")
     (folder / "chat.yaml").write_text("tasks: [{task: piqa, chat: true}]")
-    if not (folder / "broken-results").exists():
-        (folder / "broken-results").mkdir()
-        (folder / "broken-results" / "results.json").write_text("[]")
     for name in ("dense", "ladder"):
         edit_json(folder / name / "tokenizer_config.json", chat_template=None)
         (folder / name / "chat_template.jinja").unlink(missing_ok=True)

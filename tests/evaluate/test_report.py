@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rewired.evaluate.answers import earlier
 from rewired.evaluate.cli import _print
 from rewired.evaluate.papers import Paper, load_paper
 from rewired.evaluate.report import markdown, write_report
@@ -194,7 +193,7 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     assert "0.05 over a model's 2 tasks together (Holm)" in text
     assert section(text, "Remarks").split("\n")[1:-1] == [
         "- HE+: not run. No package has its rows.",
-        "- Answers of dense are from earlier results.",
+        "- Perplexity ran in transformers.",
         "- WikiText: WikiText-2.",
     ]
 
@@ -235,13 +234,6 @@ def test_results_json_holds_everything_unrounded(tmp_path: Path) -> None:
     assert set(record) == {field.name for field in fields(Results)}
     assert record["tasks"][0]["scores"]["dense"] == {"value": 0.681412345, "standard_error": 0.0123, "n": 1500}
     assert record["divergences"]["prose.txt"]["hybrid"]["kl"] == 0.123456789
-
-
-def test_results_that_were_written_are_an_earlier_evaluation(tmp_path: Path) -> None:
-    write_report(results(), COMMAND, DATE, tmp_path)
-    assert [(model.name, model.sha256) for model in earlier(tmp_path)] == [
-        (model.name, model.sha256) for model in results().models
-    ]
 
 
 def test_an_original_that_gets_nothing_right_is_reported() -> None:
