@@ -16,8 +16,6 @@ from trl import SFTConfig
 
 from rewired.progress import announce
 
-from .losses import liger, token_loss
-from .losses.alignment import add_alignment
 from .losses.distillation import add_losses
 from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
@@ -74,7 +72,7 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
     dtype = torch.bfloat16 if config.bf16 else None
     if runs_within(recipe, start.changed):
         return within(model, start.original)
-    if recipe.is_sharded and not recipe.align:  # alignment calls projections of the original by themselves
+    if recipe.is_sharded:
         distributed = distributed_config(recipe)
         return teachers.sharded(model, start.original, start.changed, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
@@ -83,21 +81,14 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
         start.changed,
         dtype=dtype,
         device=config.device,
-        shares=not recipe.is_sharded,
-        whole=recipe.align,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
     )
 
 
 def _patch_forward(student: Any, teacher: Teacher, recipe: Recipe, config: SFTConfig) -> None:
     """Let the student's forward give its losses against the teacher, which SFT measures on held-out texts only."""
-    layers = rewired_layers(student.config)
-    if recipe.align:
-        add_alignment(student, teacher, layers)
-        return
     loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
-    kernels = liger if config.use_liger_kernel else token_loss
-    add_losses(student, teacher, loss, recipe.hidden_weight, layers, kernels.token_loss)
+    add_losses(student, teacher, loss, recipe.hidden_weight, rewired_layers(student.config))
 
 
 def _trainer_config(recipe: Recipe, config: SFTConfig, folder: Path) -> SFTConfig:
@@ -108,7 +99,6 @@ def _trainer_config(recipe: Recipe, config: SFTConfig, folder: Path) -> SFTConfi
     changed = copy(config)
     changed.output_dir = str(folder)
     changed.assistant_only_loss = False  # the labels say what is learnt
-    changed.use_liger_kernel = False  # transformers would patch the model, or refuse to
     changed.model_init_kwargs = None  # the model is loaded
     changed.chat_template_path = None  # the tokenizer has it
     changed.save_only_model = recipe.is_sharded  # ShardedTrainer saves the rest

@@ -33,12 +33,10 @@ def card(
     before, trainings = _read(start)
     if earlier is not None and earlier != start:
         _, trainings = _read(earlier)
-    for part, instead in ((_CURVES, ""), (_LOGGED, ""), (_HEADING, _EARLIER)):  # these files are the last training's
-        trainings = trainings.replace(part, instead)
+    trainings = trainings.replace(_LOGGED, "").replace(_HEADING, _EARLIER)  # the file is the last training's
     return _TRAINING.format(
         before=(card_of_trained(before, final.parent.name, final, original) + trainings).rstrip(),
         logged=_LOGGED,
-        curves=_CURVES,
         tokens=quantities.count(record["tokens"], "token"),
         steps=quantities.count(record["steps"], "step"),
         earlier=f", after {quantities.count(record['tokens_before'], 'token')} of earlier training"
@@ -70,7 +68,6 @@ def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 _LOGGED = " All that was logged is in [training.json](training.json)."
-_CURVES = "![The curves of the training](curves.png)\n\n"
 _TRAINING = """{before}
 
 ## Training
@@ -82,7 +79,7 @@ relative to the original's square; `held_out_kl` is KL(original || this) on rows
 |---|---|---|
 {rows}
 
-{curves}{notes}
+{notes}
 
 Trained by
 

@@ -115,7 +115,7 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     if not (recipe.distills or config.eval_steps):
         return 0
     changed = provenance.changed(model.config.to_dict())
-    first = -1 if recipe.align else first_changed(model, changed)
+    first = first_changed(model, changed)
     is_apart = recipe.is_sharded and not runs_within(recipe, changed)
     embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or is_apart else []
     ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
@@ -130,7 +130,7 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     size = sum(map(nn.Parameter.numel, copies)) * low_precision.itemsize
     size += sum(map(nn.Parameter.numel, in_full)) * (dtype.itemsize - low_precision.itemsize)
     size -= int(_saved_by_4bit(recipe, (layer for layer, is_copied in parts[1:] if is_copied), low_precision))
-    return size // (recipe.fsdp_size * recipe.tp_size) if is_apart and not recipe.align else size
+    return size // (recipe.fsdp_size * recipe.tp_size) if is_apart else size
 
 
 def _copied(module: nn.Module, is_copied: bool) -> list[nn.Parameter]:

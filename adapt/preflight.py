@@ -17,7 +17,6 @@ from rewired.text.tokenizer import load_tokenizer
 from .data.corpus import Corpus, load
 from .data.steps import TrainingSteps
 from .data.tokens import check_padding, set_chat_template
-from .losses import liger
 from .recipe.keys import Stage
 from .start import note_on_model, outline
 from .trainer.schedule import warmup_warning
@@ -43,11 +42,7 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = (
-        _missing_for_attention(student, config)
-        or (liger.missing(config.device) if config.use_liger_kernel else None)
-        or (_missing_for_4bit() if recipe.load_in_4bit else None)
-    )
+    missing = _missing_for_attention(student, config) or (_missing_for_4bit() if recipe.load_in_4bit else None)
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)

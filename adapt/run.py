@@ -12,8 +12,7 @@ A training step on its way, and where to read it:
       │    └─> Losses(total, ce, kd, hidden, tokens)
       └─ total / tokens ─> backward                of all ranks; the parts are added up for the log
 
-With `align`, losses/alignment.py patches the forward instead. In SFT, TRL's own loss is computed, and the teacher only
-measures the held-out KL.
+In SFT, TRL's own loss is computed, and the teacher only measures the held-out KL.
 """
 
 from __future__ import annotations

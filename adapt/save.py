@@ -1,4 +1,4 @@
-"""Saving a trained model as a Hugging Face folder: weights, code, tokenizer, card and curves."""
+"""Saving a trained model as a Hugging Face folder: weights, code, tokenizer, and card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from .card import card
 from .model.lora import merged, whole
 from .model.student import unwrapped
 from .model.trainable import changed_after
-from .plots import curves
 from .recipe.keys import LORA, Stage
 from .start import RECORD, Start
 from .trainer import checkpoints
@@ -51,7 +50,6 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
         save_torch_state_dict(tensors, staging)
         (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (staging / "training.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
-        curves(history, staging / "curves.png")
         (staging / "README.md").write_text(readme, encoding="utf-8")
 
 

@@ -104,10 +104,8 @@ def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
     Raises ValueError for a model, a wiring or a `train` that make no sense. Nothing is written.
     """
     config, recipe = _config(recipes), recipes[-1]
-    if (recipe.align or recipe.hidden_weight) and not rewired_layers(config):
-        raise ValueError(
-            "align and hidden_weight compare what rewired layers give, and this model has none: leave them out."
-        )
+    if recipe.hidden_weight and not rewired_layers(config):
+        raise ValueError("hidden_weight compares what rewired layers give, and this model has none: leave it out.")
     return _without_weights(config, recipe)
 
 

@@ -37,7 +37,7 @@ def main() -> None:
         print(f'\n>>> model = AutoModelForCausalLM.from_pretrained("{name}")')
         print(f"{PROMPT}\n    {chat(FOLDER / name)}")
     run(f"evaluate {ORIGINAL} {CONVERTED} {REFITTED} --out report")
-    print(f"\nIn {FOLDER}: the models {ORIGINAL}, {CONVERTED} and {REFITTED}; their comparison is report/report.html.")
+    print(f"\nIn {FOLDER}: the models {ORIGINAL}, {CONVERTED} and {REFITTED}; their comparison is report/report.md.")
     print("The fit had 8,192 tokens, a quarter of the default. docs/adapt.md: how to train on.")
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.integrations.liger import apply_liger_kernel
 from trl import SFTConfig, SFTTrainer
 
 import rewired  # noqa: F401 - registers the rewired classes
 from rewired.adapt.losses.distillation import add_losses
-from rewired.adapt.losses.token_loss import TokenLoss, token_loss
+from rewired.adapt.losses.token_loss import TokenLoss
 from rewired.adapt.model.teacher import beside
 from rewired.adapt.model.trainable import choose, rewired_layers
 from rewired.adapt.trainer.trainer import AdaptTrainer
@@ -35,19 +34,19 @@ class Trainings:
     device: str
     folder: Path  # for what is written
 
-    def stock(self, uses_liger: bool = False) -> Step:
+    def stock(self) -> Step:
         """TRL's SFT of transformers' Llama."""
-        return _step(SFTTrainer(self._load(self.source), self._arguments(use_liger_kernel=uses_liger), **self._data))
+        return _step(SFTTrainer(self._load(self.source), self._arguments(), **self._data))
 
     def sft(self, preset: str, layers: str, train: str = "all") -> Step:
         return _step(AdaptTrainer(self._student(preset, layers, train), self._arguments(), **self._data))
 
-    def distillation(self, preset: str, layers: str, train: str, kernels: Callable[..., Any] = token_loss) -> Step:
+    def distillation(self, preset: str, layers: str, train: str) -> Step:
         """By KL alone, from the original."""
         model = self._student(preset, layers, train)
         trainer = AdaptTrainer(model, self._arguments(), losses=["ce", "kd"], **self._data)
         teacher = beside(model, self.source, dtype=torch.bfloat16 if self.device == "cuda" else None)
-        add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config), kernels)
+        add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config))
         return _step(trainer)
 
     def _student(self, preset: str, layers: str, train: str) -> Any:
@@ -66,7 +65,7 @@ class Trainings:
         rows = Dataset.from_dict({"input_ids": self.rows, "labels": self.rows})
         return {"train_dataset": rows, "processing_class": AutoTokenizer.from_pretrained(self.source)}
 
-    def _arguments(self, **options: Any) -> SFTConfig:
+    def _arguments(self) -> SFTConfig:
         is_gpu = self.device == "cuda"
         return SFTConfig(
             output_dir=str(self.folder / "out"),
@@ -76,14 +75,11 @@ class Trainings:
             activation_checkpointing=False,
             max_length=None,
             report_to="none",
-            **options,
         )
 
 
 def _step(trainer: Any) -> Step:
     """One step of a trainer as a function; batches take turns."""
-    if trainer.args.use_liger_kernel:  # which train() would do
-        apply_liger_kernel(trainer.model, trainer.args.liger_kernel_config)
     trainer.create_optimizer()
     batches = list(trainer.get_train_dataloader())
     model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from

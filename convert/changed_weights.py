@@ -155,8 +155,7 @@ def _function(module: ModuleWiring) -> tuple[Any, ...]:
 def _in_any_bits(module: ModuleWiring) -> tuple[Any, ...]:
     """The same but for the bits that are sent, which weights need no training for."""
     reads = (module.delay, module.late, module.reads_shards, module.lacks_something)
-    gain = (module.region.peek, module.region.initial_gain)
-    return (*reads, *gain, module.reduce, module.merge, module.shared_channels)
+    return (*reads, module.region.peek, module.reduce, module.merge, module.shared_channels)
 
 
 def _base(record: Mapping[str, Any]) -> Any:

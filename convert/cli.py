@@ -18,7 +18,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
 from rewired.checkpoint.provenance import AGAIN
 from rewired.checkpoint.quantised import schemes
-from rewired.cli import Command, new_app, report_errors
+from rewired.cli import Command, new_app, option, report_errors
 from rewired.measured_kl import smollm2_kl
 from rewired.progress import Bars
 from rewired.quantities import count
@@ -27,7 +27,7 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
-from .options import Flags, refit_request, regions_in, regions_of, wiring_option, with_wiring_flags
+from .options import refit_request, regions_of
 from .plan import note_on_shards
 from .refit import notes_on_making
 from .request import Request
@@ -57,7 +57,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _add_convert(app: typer.Typer) -> None:
-    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(with_wiring_flags(_convert))
+    app.command("convert", epilog=_LAYERS_HELP, cls=_ConvertCommand)(_convert)
 
 
 class _ConvertCommand(Command):
@@ -65,7 +65,6 @@ class _ConvertCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[str] = []
-        args = ["--to-stock" if argument == "--to-llama" else argument for argument in args]  # as it was called
         for argument, following in zip_longest(args, args[1:], fillvalue="-"):
             given.append(argument)
             if argument in ("--refit", "--calibrate") and following.startswith("-"):
@@ -73,12 +72,9 @@ class _ConvertCommand(Command):
         return super().parse_args(ctx, given)
 
 
-def _fitting(metavar: str, help_text: str) -> Any:
-    return typer.Option(metavar=metavar, help=help_text, rich_help_panel="Fit it to its wiring")
-
-
-def _writing(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel="How to write it")
+_which = partial(option, "Which layers, and how")
+_fitting = partial(option, "Fit it to its wiring")
+_writing = partial(option, "How to write it")
 
 
 def _convert(
@@ -89,39 +85,44 @@ def _convert(
     out: Annotated[
         str | None, typer.Argument(help="The folder to write; by default its name says what was done.")
     ] = None,
-    flags: Flags,
     wiring: Annotated[
         str | None,
-        wiring_option("TEXT", "The wiring as a text, such as `ladder+peek@16-32`, or a YAML or JSON file of it."),
+        _which("Its text, such as `desync-4x@16-32`, or a YAML or JSON file that has it.", metavar="TEXT"),
+    ] = None,
+    ladder_layers: Annotated[
+        str | None,
+        _which("Each module reads a stream one update old; its all-reduce hides.", metavar="LAYERS"),
+    ] = None,
+    peek: Annotated[bool, _which("These also see what their own rank has not reduced yet.", "--peek")] = False,
+    standard_layers: Annotated[
+        str | None, _which("Back to dense: 0- for all of a rewired checkpoint.", metavar="LAYERS")
     ] = None,
     tp_shards: Annotated[
-        int | None, wiring_option("R", "Logical shards; default 8, or the largest number below that divides.")
+        int | None, _which("Logical shards; default 8, or the largest number below that divides.", metavar="R")
     ] = None,
     refit: Annotated[
         str | None,
-        _fitting("TEXT", "Fit the rewired layers' weights by least squares on a text; see above."),
+        _fitting("Fit the rewired layers' weights by least squares on a text; see above.", metavar="TEXT"),
     ] = None,
     refit_tokens: Annotated[
-        int | None, _fitting("N", "How many tokens of the text, 32768 by default; one in eight is held out.")
+        int | None,
+        _fitting("How many tokens of the text, 32768 by default; one in eight is held out.", metavar="N"),
     ] = None,
     calibrate: Annotated[
-        str | None, _fitting("TEXT", "Fit the gains of peeking modules, alone or before a refit.")
+        str | None, _fitting("Fit the gains of peeking modules, alone or before a refit.", metavar="TEXT")
     ] = None,
-    spill: Annotated[Path | None, _fitting("DIR", "Keep activations in files there, not in memory.")] = None,
     rotate: Annotated[
         str | None,
         _fitting(
-            "KIND",
             "Another basis for the stream, free at inference: hadamard for quantised payloads, missing for channels "
             "that are not sent.",
+            metavar="KIND",
         ),
     ] = None,
     retrain: Annotated[
         bool,
-        typer.Option(
-            "--retrain",
-            rich_help_panel="Fit it to its wiring",
-            help="Rewire weights that were trained or fitted to another wiring; the result needs training.",
+        _fitting(
+            "Rewire weights that were trained or fitted to another wiring; the result needs training.", "--retrain"
         ),
     ] = False,
     dtype: Annotated[str | None, _writing("Also cast the weights: float32, bfloat16 or float16.")] = None,
@@ -149,20 +150,20 @@ def _convert(
     convert llama-3.1-8b --ladder-layers 16-32
     convert ./my-llama my-hybrid --ladder-layers 16- --peek --refit
     convert llama-3.1-8b --wiring "desync-4x@8-24, ladder@24-32"
-    convert llama-3.1-8b --partial-layers -8 --shared-fraction 0.5
+    convert llama-3.1-8b --wiring partial-0.5@-8
     convert my-hybrid my-dense --standard-layers 0- --to-stock
     ```
     """
     is_fitted = refit is not None or calibrate is not None
     with report_errors("convert", _INTERRUPTED + (_GOES_ON if is_fitted else "")):
         request = Request(
-            wiring=([] if wiring is None else regions_in(wiring)) + regions_of(flags),
+            wiring=regions_of(wiring, ladder_layers, peek, standard_layers),
             tp_shards=tp_shards,
             to_stock=to_stock,
             dtype=dtype,
             copy=copy,
             rotate=rotate,
-            refit=refit_request(refit, calibrate, refit_tokens, spill),
+            refit=refit_request(refit, calibrate, refit_tokens),
             retrain=retrain,
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )

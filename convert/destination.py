@@ -33,19 +33,12 @@ def check_keeps_source(out: Path, source: Path | None) -> None:
 def check_space(out: Path, needed: int) -> None:
     """Raise ValueError when `needed` bytes do not fit beside `out`."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
-    advice = "Free some space, or put it on the source's filesystem, where weights are linked instead of copied."
-    _check_fits(parent, needed, str(out), advice)
-
-
-def check_spill(folder: Path, needed: int) -> None:
-    """Raise ValueError when activations of `needed` bytes do not fit into `folder`."""
-    _check_fits(folder, needed, f"--spill {folder}", "Spill to another disk, or fit on fewer tokens.")
-
-
-def _check_fits(folder: Path, needed: int, what: str, advice: str) -> None:
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(parent).free
     if needed > free:
-        raise ValueError(f"No space left: {what} needs {size(needed)} and {size(free)} are free. {advice}")
+        raise ValueError(
+            f"No space left: {out} needs {size(needed)} and {size(free)} are free. Free some space, or put it on the "
+            "source's filesystem, where weights are linked instead of copied."
+        )
 
 
 def note_on_taken(out: Path, source: Path | None, force: bool) -> list[str]:

@@ -12,7 +12,7 @@ from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .destination import check_space, check_spill
+from .destination import check_space
 from .job import Job
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def fit(
     _check_room(job)
 
     def on_start(tokens: int) -> None:  # a text may have fewer than were asked for
-        cost = Cost.of(job.checkpoint.shape, wiring, job.plan.tp_shards, tokens, request.matrices)
-        if request.spill:
-            check_spill(request.spill, cost.activations)
-        on_cost(cost)
+        on_cost(Cost.of(job.checkpoint.shape, wiring, job.plan.tp_shards, tokens, request.matrices))
 
     return refit(config, job.checkpoint.folder, job.files, job.request.dtype, request, work, on_layer, on_start)
 

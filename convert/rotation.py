@@ -45,7 +45,7 @@ def _check_misses(checkpoint: Checkpoint, wiring: Wiring) -> None:
     if not any(module.leaves_channels for module in wiring.modules):
         raise ValueError(
             "--rotate missing orders channels by what is missing where they are not sent, and this wiring sends all: "
-            "take --rotate hadamard, or --partial-layers, or a payload with channels of 0 bits."
+            "take --rotate hadamard, or partial layers, or a payload with channels of 0 bits."
         )
     if checkpoint.config["model_type"] == AUTHORS_LADDER:
         raise ValueError(

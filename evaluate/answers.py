@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,29 +71,18 @@ def known(file: Path, task: Task) -> Logs | None:
     if not file.is_file():
         return None
     try:
-        logs = _checked(file)
+        logs = read(file)
         for log in logs:
             if task.metric and log["filter"] == task.filter:
                 np.array(task.metric.parts(log["metrics"]), dtype=float).reshape(-1, 2)
-        distinct = {(log["task"], log["filter"], log["id"]) for log in logs}
+        distinct = {(log["task"], log["filter"], log["id"]) for log in logs if log.keys() >= {"doc", "responses"}}
         if len(distinct) == len(logs) and Counter((of, filtered) for of, filtered, _ in distinct) == task.answers:
             return logs
         problem = f"{file} holds {len(distinct)} answers to {task.entry.task} and not {task.answers.total()}."
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problem = f"{file} does not hold a model's answers to {task.entry.task}."
     print(f"{problem} It is measured anew.", file=sys.stderr)
     return None
-
-
-def _checked(file: Path) -> Logs:
-    """What `read` gives. Raises ValueError, which names the file, if it is not a model's answers."""
-    try:
-        logs = read(file)
-        if logs and all(log.keys() >= {"id", "filter", "metrics", "doc", "responses"} for log in logs):
-            return logs
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    raise ValueError(f"{file} does not hold a model's answers: it is damaged, or not ours.")
 
 
 def write(file: Path, logs: Logs) -> None:
@@ -106,33 +94,6 @@ def write(file: Path, logs: Logs) -> None:
             for log in logs:
                 lines.write(json.dumps(log, default=str, ensure_ascii=False) + "\n")
         written.replace(file)
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """A model of an earlier evaluation, known by its results alone: without weights, under the same name."""
-
-    name: str
-    folder: Path  # of the results
-    sha256: str
-    step: int | None
-    settings: dict[str, Any]
-
-    def check_settings(self, settings: dict[str, Any]) -> None:
-        """Raises ValueError where these answers were given under other settings than `settings`."""
-        now, then = settings["answers"], self.settings.get("answers", {})
-        for name in ("engine", "dtype", "rows", "tokenizer", "seed", "versions"):
-            if now[name] != then.get(name) and now["tokenizer"] is not None:
-                raise ValueError(
-                    f"The earlier results in {self.folder} were made with another {name} ({then.get(name)} and not "
-                    f"{now[name]}): evaluate both models anew."
-                )
-
-    def logs(self, title: str) -> Logs:
-        file = sample_file(self.folder, self.name, title)
-        if not file.is_file():
-            raise ValueError(f"The results in {self.folder} have no {title} of {self.name}: leave the task out.")
-        return _checked(file)
 
 
 def sample_file(results: Path, model: str, title: str) -> Path:
@@ -148,28 +109,8 @@ def write_samples(results: Path, logs: dict[str, dict[str, Logs]]) -> None:
             write(sample_file(results, model, title), of_model)
 
 
-def earlier(folder: Path) -> list[Earlier]:
-    """The models of an earlier evaluation, its original first. Raises ValueError if the folder holds none."""
-    try:
-        results = json.loads((folder / "results.json").read_text())
-        models = [
-            Earlier(model["name"], folder, model["sha256"], model["step"], dict(results["settings"]))
-            for model in results["models"]
-        ]
-        if not models or not all(isinstance(each.name, str) and isinstance(each.step, int | None) for each in models):
-            raise TypeError("no such models")
-        return models
-    except (KeyError, TypeError, ValueError, OSError, RecursionError):
-        raise ValueError(f"{folder / 'results.json'} is not what an evaluation writes.") from None
-
-
-def paired(title: str, logs: Sequence[tuple[str, Logs]], filter_name: str) -> list[Logs]:
-    """Each model's logs of the same items in the same order. Raises ValueError if the items differ."""
-    by_id = [{log["id"]: log for log in of_model if log["filter"] == filter_name} for _, of_model in logs]
-    for (name, _), items in zip(logs, by_id, strict=True):
-        if items.keys() != by_id[0].keys():
-            raise ValueError(
-                f"{logs[0][0]} and {name} were not asked the same in {title}: an earlier evaluation had other shots, "
-                "another limit or other rows. Evaluate both anew with the same settings."
-            )
+def paired(logs: Sequence[Logs], filter_name: str) -> list[Logs]:
+    """Each model's logs of the same items in the same order."""
+    by_id = [{log["id"]: log for log in of_model if log["filter"] == filter_name} for of_model in logs]
+    assert all(items.keys() == by_id[0].keys() for items in by_id), "all were asked the same"
     return [[items[key] for key in by_id[0]] for items in by_id]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rewired.cli import new_app, positive_integers, report_errors
+from rewired.cli import new_app, option, positive_integers, report_errors
 from rewired.extras import needs
 
 from .names import as_file_name, names_of
 
-_ON_WHAT, _HOW = "On what", "How"
-OUR_FILES = {"results.json", "report.md", "report.html", "tasks.png", "recovery.png", "samples", "alpaca_eval"}
+OUR_FILES = {"results.json", "report.md", "samples", "alpaca_eval"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
 
@@ -31,19 +31,15 @@ def add_commands(app: typer.Typer) -> None:
     app.command("evaluate")(_evaluate)
 
 
-def _on_what(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_ON_WHAT)
-
-
-def _how(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=_HOW)
+_on_what = partial(option, "On what")
+_how = partial(option, "How")
 
 
 def _evaluate(
     original: Annotated[
         str,
         typer.Argument(
-            help="A folder, hub id, short name, .gguf file, BASE+ADAPTER, or earlier results. A model that was trained "
+            help="A folder, hub id, short name, .gguf file, or BASE+ADAPTER. A model that was trained "
             "or refitted may stand alone: it names its original."
         ),
     ],
@@ -153,7 +149,7 @@ def _evaluate(
         for path, name in zip(cards, results.checks, strict=False):  # a control's is not written
             note_gate(path, results, name, command, date)
         _print(markdown(results, command, date))
-        print(f"wrote {folder / 'report.md'}, report.html, results.json and the answers to each item")
+        print(f"wrote {folder / 'report.md'}, results.json and the answers to each item")
         if any(verdict(checks) != PASSED for checks in results.checks.values()):
             raise typer.Exit(1)
 

@@ -22,7 +22,7 @@ from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 
 from . import alpaca_eval, answers, benchmarks, harness, measure, retrieval, vllm_engine
-from .answers import Earlier, Logs
+from .answers import Logs
 from .checks import checks
 from .gates import Gate
 from .harness import MissingRowsError, Task
@@ -40,7 +40,7 @@ PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
 class EvaluateRequest:
     """The models to compare and the tasks and texts to compare them on.
 
-    Models are named as on the command line: a checkpoint, BASE+ADAPTER, or the folder of earlier results.
+    Models are named as on the command line: a checkpoint, or BASE+ADAPTER.
     """
 
     original: str
@@ -70,11 +70,9 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     tasks, left_out = _load_tasks(suite, request)
     models, roles = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
-    real = [model for model in models if isinstance(model, Model)]
-    if real:
-        _check_real(real, tasks, texts, request, runner)
-        runner = runner.with_dtype_of(real[0].folder)
-    settings = _settings(request, runner, versions, real)
+    _check(models, tasks, texts, request, runner)
+    runner = runner.with_dtype_of(models[0].folder)
+    settings = _settings(request, runner, versions, models[0])
     logs = _collect_logs(models, tasks, request, runner, settings)
     names = [model.name for model in models]
     results = compile_tasks(tasks, logs, names)
@@ -95,7 +93,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         divergences=divergences,
         retrieval=found_again,
         left_out=left_out,
-        notes=_notes(models, request, runner) + _judge_alpaca_eval(alpaca_logs, out),
+        notes=_notes(request, runner) + _judge_alpaca_eval(alpaca_logs, out),
         settings=settings,
         gate=gate.name if gate else None,
         checks=passing,
@@ -112,7 +110,7 @@ def _with_original(request: EvaluateRequest) -> EvaluateRequest:
     if request.others or request.control:
         return request
     name = request.original
-    original = None if _has_results(name) else original_of(name)
+    original = original_of(name)
     if original is None:
         raise ValueError(
             f"A {'gate' if request.gate else 'text'} compares a model with its original, and {name} names none: "
@@ -132,10 +130,9 @@ def _with_what_the_gate_asks(request: EvaluateRequest) -> EvaluateRequest:
         request = replace(request, suite=gate.suite)
     if gate.asks_texts and not request.texts:
         raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
-    asks_retrieval = gate.retrieval_loss is not None
-    if (gate.asks_texts or asks_retrieval) and any(map(_has_results, [request.original, *request.others])):
-        raise ValueError(f"The gate {gate.name} needs the weights of all models: name these, and not earlier results.")
-    return replace(request, retrieval=request.retrieval or retrieval.LENGTHS) if asks_retrieval else request
+    if gate.retrieval_loss is None:
+        return request
+    return replace(request, retrieval=request.retrieval or retrieval.LENGTHS)
 
 
 def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Task], dict[str, str]]:
@@ -154,33 +151,20 @@ def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Tas
     return tasks, left_out
 
 
-def _open_models(request: EvaluateRequest) -> tuple[list[Model | Earlier], list[str]]:
+def _open_models(request: EvaluateRequest) -> tuple[list[Model], list[str]]:
     given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
     if request.control:
         given.append((request.control, "control"))
-    names = iter(names_of([name for name, _ in given if not _has_results(name)]))
-    models: list[Model | Earlier] = []
-    roles: list[str] = []
-    for name, role in given:
-        if _has_results(name):
-            earlier = answers.earlier(Path(name))
-            opened: list[Model | Earlier] = [*(earlier[:1] if role == "original" else earlier[1:] or earlier)]
-        else:
-            opened = [open_model(name, next(names))]
-        models += opened
-        roles += [role] * len(opened)
+    names = names_of([name for name, _ in given])
+    models = [open_model(source, name) for (source, _), name in zip(given, names, strict=True)]
     file_names = [as_file_name(model.name) for model in models]
     for name in file_names:
         if file_names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
-    return models, roles
+    return models, [role for _, role in given]
 
 
-def _has_results(name: str) -> bool:
-    return (Path(name) / "results.json").is_file()
-
-
-def _check_real(
+def _check(
     models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: EvaluateRequest, runner: Runner
 ) -> None:
     check_together(models, runner.ranks)
@@ -202,21 +186,15 @@ def _check_real(
 
 
 def _collect_logs(
-    models: Sequence[Model | Earlier],
+    models: Sequence[Model],
     tasks: Sequence[Task],
     request: EvaluateRequest,
     runner: Runner,
     settings: dict[str, Any],
 ) -> dict[str, dict[str, Logs]]:
-    """Each model's answers to each task, title -> model -> logs; those of earlier results are read first."""
+    """Each model's answers to each task, title -> model -> logs."""
     logs: dict[str, dict[str, Logs]] = {task.entry.title: {} for task in tasks}
     for model in models:
-        if isinstance(model, Earlier):
-            model.check_settings(settings)
-            for title, of_task in logs.items():
-                of_task[model.name] = model.logs(title)
-    real = [model for model in models if isinstance(model, Model)]
-    for model in real:
         pending = []
         for task in tasks:
             file = answers.cache_file(model, task, settings)
@@ -229,30 +207,25 @@ def _collect_logs(
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
-            runner.run_tasks(model, real[0], pending, request.data, request.runs_code)
+            runner.run_tasks(model, models[0], pending, request.data, request.runs_code)
         for entry, file in pending:
             logs[entry.title][model.name] = answers.read(file)
     return logs
 
 
-def _divergences(
-    models: Sequence[Model | Earlier], text: str, request: EvaluateRequest, runner: Runner
-) -> dict[str, Divergence]:
+def _divergences(models: Sequence[Model], text: str, request: EvaluateRequest, runner: Runner) -> dict[str, Divergence]:
     original, *others = models
-    with_weights = [model for model in others if isinstance(model, Model)]
-    if not isinstance(original, Model) or not with_weights:
+    if not others:
         return {}
-    divergences = runner.run(measure.compare, original, with_weights, text, request.text_tokens, request.window)
-    return dict(zip([model.name for model in with_weights], divergences, strict=True))
+    divergences = runner.run(measure.compare, original, others, text, request.text_tokens, request.window)
+    return dict(zip([model.name for model in others], divergences, strict=True))
 
 
-def _found_again(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[TaskResult]:
+def _found_again(models: Sequence[Model], request: EvaluateRequest, runner: Runner) -> list[TaskResult]:
     """What all models find in texts of those lengths that the original's context holds."""
-    original = models[0]
-    if not isinstance(original, Model) or not request.retrieval:
+    if not request.retrieval:
         return []
-    with_weights = [model for model in models if isinstance(model, Model)]
-    found: list[TaskResult] = runner.run(measure.retrieve, with_weights, _lengths(original, request))
+    found: list[TaskResult] = runner.run(measure.retrieve, models, _lengths(models[0], request))
     return found
 
 
@@ -272,22 +245,16 @@ def _read_text(path: Path) -> str:
         raise ValueError(f"The text {path} cannot be read: {error}.") from None
 
 
-def _info(model: Model | Earlier, role: str) -> ModelInfo:
-    config: dict[str, Any] = {}
-    if isinstance(model, Model):
-        loaded = AutoConfig.from_pretrained(model.folder, trust_remote_code=False).to_diff_dict()
-        config = {key: loaded[key] for key in ("model_type", "wiring", "tp_shards") if key in loaded}
-    return ModelInfo(model.name, role, model.sha256, model.step, config)
+def _info(model: Model, role: str) -> ModelInfo:
+    loaded = AutoConfig.from_pretrained(model.folder, trust_remote_code=False).to_diff_dict()
+    config = {key: loaded[key] for key in ("model_type", "wiring", "tp_shards") if key in loaded}
+    return ModelInfo(model.name, role, model.sha256, config)
 
 
-def _notes(models: Sequence[Model | Earlier], request: EvaluateRequest, runner: Runner) -> list[str]:
-    from_before = [model.name for model in models if isinstance(model, Earlier)]
-    notes = [f"Answers of {', '.join(from_before)} are from earlier results."] if from_before else []
-    if from_before and request.texts:
-        notes.append("Divergence needs the weights of both models, so there is none for these.")
+def _notes(request: EvaluateRequest, runner: Runner) -> list[str]:
     if runner.engine == VLLM and request.texts:
-        notes.append("Perplexity and divergence need all logits, and ran in transformers, not in vLLM.")
-    return notes
+        return ["Perplexity and divergence need all logits, and ran in transformers, not in vLLM."]
+    return []
 
 
 def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
@@ -311,9 +278,7 @@ def _versions(runner: Runner) -> dict[str, str]:
     return versions | ({"vllm": vllm_version()} if runner.engine == VLLM else {})
 
 
-def _settings(
-    request: EvaluateRequest, runner: Runner, versions: dict[str, str], models: Sequence[Model]
-) -> dict[str, Any]:
+def _settings(request: EvaluateRequest, runner: Runner, versions: dict[str, str], original: Model) -> dict[str, Any]:
     """All settings; under `answers`, those that answers depend on besides the model and the task."""
     return {
         "answers": {
@@ -321,7 +286,7 @@ def _settings(
             "dtype": runner.weights_dtype,
             "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
             "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
-            "tokenizer": models[0].tokenizer_sha256 if models else None,
+            "tokenizer": original.tokenizer_sha256,
             "seed": harness.SEED,
             "versions": versions,
         },

@@ -23,7 +23,7 @@ from rewired.extras import missing
 from rewired.quantities import count
 
 from . import benchmarks, code_execution
-from .confinement import confinement
+from .confinement import check_confinement
 from .metrics import Metric, metric_of, pair
 from .suites import Entry
 
@@ -179,7 +179,7 @@ def _check_code(entry: Entry, runs_code: bool) -> None:
             f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or name "
             "the other tasks with --tasks."
         )
-    confinement()
+    check_confinement()
 
 
 def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric | None, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +44,6 @@ class Model:
     adapter: Path | None
     sha256: str  # of all files that its answers depend on
     tokenizer_sha256: str
-
-    @property
-    def step(self) -> int | None:
-        """The training step at which a trainer wrote it, None if none did."""
-        try:
-            return int(json.loads(((self.adapter or self.folder) / "trainer_state.json").read_text())["global_step"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 def original_of(given: str) -> str | None:

@@ -1,17 +1,13 @@
-"""The report of an evaluation: results.json, report.md, report.html and plots."""
+"""The report of an evaluation: results.json and report.md."""
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from markdown_it import MarkdownIt
 
 from rewired.divergence import Divergence
 from rewired.model.regions import parse_regions
@@ -20,7 +16,6 @@ from rewired.quantities import count
 
 from .gates import FAILED, PASSED, UNDECIDED, Check, verdict
 from .papers import Paper
-from .plots import draw
 from .results import Average, Results, TaskResult
 from .retrieval import DEPTHS
 from .statistics import LEVEL, Score
@@ -32,24 +27,17 @@ def write_report(results: Results, command: str, date: str, folder: Path) -> Non
     verdicts = {name: verdict(found) for name, found in results.checks.items()}
     record = {"command": command, "date": date, **asdict(results), "verdicts": verdicts}
     (folder / "results.json").write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
-    for earlier in folder.glob("*.png"):
-        earlier.unlink()
-    plots = draw(results, folder)
-    text = markdown(results, command, date, [plot.name for plot in plots])
-    (folder / "report.md").write_text(text, encoding="utf-8")
-    (folder / "report.html").write_text(_page(_title(results), text, plots), encoding="utf-8")
+    (folder / "report.md").write_text(markdown(results, command, date), encoding="utf-8")
 
 
-def markdown(results: Results, command: str, date: str, plots: Sequence[str] = ()) -> str:
-    """The report's text, with the pictures of `plots`: that of the tasks among them, others at the end."""
-    images = {plot: f"![{Path(plot).stem}]({plot})" for plot in plots}
+def markdown(results: Results, command: str, date: str) -> str:
+    """The report's text."""
     parts = [f"# {plain(_title(results))}", "    " + " ".join(command.split()), _settings(results, date)]
     for name, found in results.checks.items():
         title = f"## Gate {plain(str(results.gate))}: {plain(name)} {_VERDICTS[verdict(found)]}"
         parts += [title, checks_table(found)]
     if results.tasks:
-        parts += ["## Tasks", results.about, _tasks_table(results), _how_to_read(results)]
-        parts.append(images.pop("tasks.png", ""))
+        parts += ["## Tasks", plain(results.about), _tasks_table(results), _how_to_read(results)]
     if results.retrieval:
         parts += ["## Retrieval from long texts", _retrieval_table(results)]
     if results.paper and results.tasks:
@@ -61,7 +49,6 @@ def markdown(results: Results, command: str, date: str, plots: Sequence[str] = (
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
         parts += ["## Remarks", "\n".join(f"- {plain(remark)}" for remark in remarks)]
-    parts += images.values()
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -306,33 +293,3 @@ def _number(value: float | None) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "&#124;") for cell in line) + " |" for line in lines)
-
-
-def _page(title: str, text: str, plots: Sequence[Path]) -> str:
-    """One self-contained HTML file."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    for plot in plots:
-        data = base64.b64encode(plot.read_bytes()).decode()
-        body = body.replace(f'src="{plot.name}"', f'src="data:image/png;base64,{data}"')
-    return _PAGE.format(title=html.escape(title), body=body)
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto }}
-table {{ font-variant-numeric: tabular-nums }}
-th, td {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right }}
-td {{ white-space: nowrap }}
-th {{ vertical-align: bottom; overflow-wrap: anywhere }}
-th:first-child, td:first-child {{ text-align: left }}
-pre {{ background: #f5f5f5; padding: .6rem; white-space: pre-wrap }}
-img {{ max-width: 100%; display: block; margin: 1rem 0 }}
-</style>
-{body}
-</html>
-"""

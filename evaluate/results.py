@@ -23,7 +23,6 @@ class ModelInfo:
     name: str
     role: str  # original, rewired or control
     sha256: str
-    step: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,7 +82,7 @@ class Results:
 
 
 def compile_tasks(tasks: Sequence[Task], logs: dict[str, dict[str, Logs]], models: Sequence[str]) -> list[TaskResult]:
-    """The tasks' results from each model's logs, title -> model -> logs. Raises ValueError if items do not pair."""
+    """The tasks' results from each model's logs, title -> model -> logs."""
     results = [_compile_task(task, task.metric, logs[task.entry.title], models) for task in tasks if task.metric]
     for model in models[1:]:  # over all tasks of a model together, since among many comparisons some differ by chance
         verdicts = significant([result.deltas[model] for result in results])
@@ -108,7 +107,7 @@ def average_of(tasks: Sequence[TaskResult], models: Sequence[str]) -> Average | 
 
 def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Sequence[str]) -> TaskResult:
     entry = task.entry
-    items = paired(entry.title, [(model, logs[model]) for model in models], task.filter)
+    items = paired([logs[model] for model in models], task.filter)
     parts = {
         model: np.array([metric.parts(log["metrics"]) for log in of_model])  # [n, parts]
         for model, of_model in zip(models, items, strict=True)

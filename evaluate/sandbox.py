@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from .confinement import confinement
+from .confinement import RUN, check_confinement, confined
 
 _REPORT_BYTES = 4096
 _START_SECONDS = 60
@@ -38,15 +38,14 @@ def run_program(program: str, seconds: float = 10.0, memory_bytes: int = 1 << 30
 
     `memory_bytes` limits its address space. Raises ValueError, and runs nothing, where there is no sandbox.
     """
-    confined = confinement()
+    check_confinement()
     token = secrets.token_hex(16).encode()  # it proves that the verdict is ours and not the program's
     cpu_seconds = math.ceil(seconds) + 1  # threads may use more than `seconds`
-    run = f"rewired-{secrets.token_hex(16)}"
     with tempfile.TemporaryFile() as order:
         order.write(b"%s\n%d\n%d\n" % (token, memory_bytes, cpu_seconds) + program.encode("utf-8", "surrogatepass"))
         order.seek(0)
         with subprocess.Popen(
-            confined.command(run, _START_SECONDS + seconds),
+            confined("-s", "-P", RUN),
             stdin=order,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only this process, which ends its programs
@@ -54,9 +53,7 @@ def run_program(program: str, seconds: float = 10.0, memory_bytes: int = 1 << 30
             try:
                 report, late = _listen(process, seconds)
             finally:
-                if process.poll() is None:
-                    process.kill()
-                    confined.end(run)
+                process.kill()
     return _outcome(report, token, process.returncode, late, seconds)
 
 

@@ -54,7 +54,7 @@ def test_the_pages_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     measured = names["results"].divergences["notes.txt"]
     assert 0 < measured["my-refitted-ladder"].kl < measured["my-ladder"].kl
     assert names["measured"].kl < measured["my-ladder"].kl
-    assert (tmp_path / "report" / "report.html").is_file()
+    assert (tmp_path / "report" / "report.md").is_file()
     assert sum(region["preset"] == "ladder" for region in names["selection"].candidates[0].wiring) > 0
     assert names["final"] == Path("trained/final") and names["answer"]
     assert {row["wiring"] for row in names["timed"]["rows"]} >= {"standard", "ladder@15-30"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..data.tokens import IGNORED
 from ..model.teacher import Teacher
-from .token_loss import Sums, TokenLoss, relative_error, token_loss
+from .token_loss import TokenLoss, relative_error, token_loss
 
 
 class Losses(NamedTuple):
@@ -33,18 +33,13 @@ class Losses(NamedTuple):
 
 
 def add_losses(
-    model: RewiredForCausalLM,
-    teacher: Teacher,
-    loss: TokenLoss,
-    hidden_weight: float,
-    layers: Sequence[int],
-    token_loss: Callable[..., Sums] = token_loss,
+    model: RewiredForCausalLM, teacher: Teacher, loss: TokenLoss, hidden_weight: float, layers: Sequence[int]
 ) -> None:
     """Patch `model.forward`: `model(..., labels=..., distils=True)` gives `Losses`, and `model(..., original=True)` the
     original's logits.
 
-    `token_loss` computes `loss`. `hidden_weight` is the weight of the squared error of the stream after each of
-    `layers`, relative to the original's square; after the last layer, both are taken after the last norm.
+    `hidden_weight` is the weight of the squared error of the stream after each of `layers`, relative to the original's
+    square; after the last layer, both are taken after the last norm.
     """
     plain, trunk = model.forward, _Trunk(model, teacher.first)
 

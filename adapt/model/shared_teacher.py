@@ -31,22 +31,21 @@ def runs_within(recipe: Recipe, changed: Changed) -> bool:
 
     Where nothing is sharded, the teacher shares the student's modules one by one.
     """
-    return recipe.is_sharded and recipe.train == LORA and not recipe.align and changed == UNCHANGED
+    return recipe.is_sharded and recipe.train == LORA and changed == UNCHANGED
 
 
 def within(student: Any, original: Path) -> Teacher:
     """A teacher that runs in a student with adapters, whose frozen weights are those of the checkpoint `original`."""
     first, base = first_changed(student), student.base
-    layers = base.decoder_layers[first:]
     swaps = [
-        _Swap(base, student.family.layers, layers),
+        _Swap(base, student.family.layers, base.decoder_layers[first:]),
         _Swap(base, "config", without_layers(student.config, first)),
         *_standard(student),
         # PEFT's own switch would also say that they do not learn
         *(_Swap(module, "_disable_adapters", True) for module in base.modules() if isinstance(module, LoraLayer)),
         *_norms(student, original),
     ]
-    return Teacher(base, layers, student.get_output_embeddings(), first, partial(_swapped, base, swaps))
+    return Teacher(base, student.get_output_embeddings(), first, partial(_swapped, base, swaps))
 
 
 class _Swap(NamedTuple):

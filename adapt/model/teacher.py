@@ -8,7 +8,7 @@ sharded at load time, so is its teacher, which then shares no weights with it (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ class Teacher:
     """
 
     model: Any
-    layers: Sequence[Any]  # the model's
     head: nn.Module
     first: int
     as_original: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -59,20 +58,17 @@ def beside(
     changed: Changed = UNCHANGED,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-    shares: bool = True,
-    whole: bool = False,
     without_adapters: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Teacher:
     """A teacher that runs on the student's own modules where they are the original's; others are read from the
     checkpoint in `original`.
 
-    What is `changed` starts with other weights than the original's. `shares` is False where the student's modules
-    cannot run outside of it. With `whole`, the teacher runs all layers itself. Its own projections are held in `dtype`,
+    What is `changed` starts with other weights than the original's. The teacher's own projections are held in `dtype`,
     on `device`, where the student will be.
     """
-    first = -1 if whole else first_changed(student, changed)
+    first = first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
-    parts = _Parts(files, dtype or student.dtype, device or student.device, shares)
+    parts = _Parts(files, dtype or student.dtype, device or student.device)
     family, base, start = student.family, student.base, max(first, 0)
     config = without_layers(student.config, start)
     with torch.device("meta"):
@@ -88,13 +84,12 @@ def beside(
     head = parts.take(head, student.get_output_embeddings(), name, not changed.ends)
     if config.tie_word_embeddings and embedding is not None:
         head.weight = embedding.weight
-    layers = getattr(model, family.layers)
-    for index, layer in enumerate(layers, start):
+    for index, layer in enumerate(getattr(model, family.layers), start):
         student_layer: nn.Module = base.decoder_layers[index]
         for name in [name for name, part in layer.named_modules() if part._parameters]:
             pair = layer.get_submodule(name), student_layer.get_submodule(name)
             layer.set_submodule(name, parts.take(*pair, f"{family.layer(index)}.{name}", index not in changed.layers))
-    return Teacher(model.eval(), layers, head, first, without_adapters)
+    return Teacher(model.eval(), head, first, without_adapters)
 
 
 def without_layers(config: Any, count: int) -> Any:
@@ -133,11 +128,10 @@ def sharded(
     )
     model.requires_grad_(False).eval()
     base, family = model.base, student.family
-    layers = base.decoder_layers[max(first, 0) :]
-    setattr(base, family.layers, layers)
+    setattr(base, family.layers, base.decoder_layers[max(first, 0) :])
     base.config = without_layers(config, max(first, 0))
     model.forward = base.__call__  # called through the model, where FSDP prepares it
-    return Teacher(model, layers, model.get_output_embeddings(), first)
+    return Teacher(model, model.get_output_embeddings(), first)
 
 
 def _in_low_precision(student: type[RewiredForCausalLM]) -> type[RewiredForCausalLM]:
@@ -154,12 +148,11 @@ class _Parts:
     files: Mapping[str, Path]  # of the original's tensors
     dtype: torch.dtype  # of projections
     device: torch.device
-    shares: bool
 
     def take(self, empty: nn.Module, student_module: nn.Module, name: str, may_share: bool) -> nn.Module:
         """The student's module if it is frozen and the original's; else `empty`, filled from the checkpoint."""
         base: Any = getattr(student_module, "base_layer", student_module)
-        if self.shares and may_share and not is_trained(base):
+        if may_share and not is_trained(base):
             return student_module
         # autocast leaves norms and the embedding in the student's dtype, and so must the teacher's be: the embedding's
         # dtype is that of the stream

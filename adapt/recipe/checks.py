@@ -39,12 +39,6 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
         raise ValueError("activation_offloading needs a GPU, and there is none: leave it out.")
     _check_mappings(config)
     _check_optimizer(config)
-    has_token_loss = recipe.distills and not recipe.align and (recipe.ce_weight or recipe.kd_weight)
-    if config.use_liger_kernel and not has_token_loss:
-        raise ValueError(
-            "use_liger_kernel takes cross-entropy and divergence where the original teaches, and here are none: "
-            "leave it out."
-        )
     if recipe.distills:
         _check_losses(config)
 

@@ -72,7 +72,6 @@ class Recipe:
     divergence: str = _key("forward_kl", "Which divergence.", DIVERGENCES)
     temperature: float = _key(1.0, "Temperature of both models' logits in the divergence.")
     hidden_weight: float = _key(0.0, "Weight of the stream's relative squared error after each rewired layer.")
-    align: bool = _key(False, "Each rewired layer learns alone to give what the original's gives; no other loss.")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -111,13 +110,11 @@ class Recipe:
     @property
     def distills(self) -> bool:
         """Whether the original is needed to train."""
-        return self.align or self.kd_weight > 0 or self.hidden_weight > 0
+        return self.kd_weight > 0 or self.hidden_weight > 0
 
     @property
     def losses(self) -> list[str]:
-        """The names of the losses that are logged in a distillation: cross-entropy always, unless layers align."""
-        if self.align:
-            return ["hidden"]
+        """The names of the losses that are logged in a distillation, cross-entropy always."""
         if not self.distills:
             return []
         weights = {"ce": 1.0, "kd": self.kd_weight, "hidden": self.hidden_weight}
@@ -147,7 +144,7 @@ class Recipe:
         for name in ("ce_weight", "kd_weight", "hidden_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more.")
-        if not (self.align or self.ce_weight + self.kd_weight + self.hidden_weight):
+        if not self.ce_weight + self.kd_weight + self.hidden_weight:
             raise ValueError("ce_weight, kd_weight and hidden_weight are all 0: there is nothing to minimise.")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}: give one above 0.")
@@ -156,16 +153,10 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}: give {minimum} or more.")
 
     def _check_combinations(self) -> None:
-        if self.align and self.train == "all":
-            raise ValueError(
-                "align trains nothing but rewired layers: say train: rewired, or norms_and_gains, or lora."
-            )
-        if self.load_in_4bit and (self.train != LORA or self.align):
-            raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora, without align.")
+        if self.load_in_4bit and self.train != LORA:
+            raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
         if self.cache_gathers and self.fsdp_size == 1:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
-        if self.align and self.tp_size > 1:
-            raise ValueError("align runs the original whole on each rank: leave tp_size out, fsdp_size may stay.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _REASONS = {
     "completion_only_loss": "assistant_only_loss says what is learnt of a conversation",
     "eos_token": "a chat template or the tokenizer says how a document ends",
     "ignore_data_skip": "--resume goes on with the rows that come next",
-    "liger_kernel_config": "of liger-kernel only the losses are used, since it knows no rewired model",
+    "use_liger_kernel liger_kernel_config": "liger-kernel knows no rewired model, nor the losses against the original",
     "length_column_name": "the lengths of rows are known",
     "packing_strategy": "documents are packed whole, which is bfd",
     "padding_free": "packing leaves no padding",

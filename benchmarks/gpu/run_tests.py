@@ -14,7 +14,6 @@ from part import parser, write
 
 from rewired.tables import markdown
 
-PATHS = ["tests/gpu", "tests/adapt/losses/test_liger.py"]
 MOST_WORKERS = 6
 
 
@@ -51,7 +50,7 @@ def main() -> None:
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) // 2) if find_spec("xdist") else 1
     spread = ["--numprocesses", str(workers), "--dist", "loadfile"] if workers > 1 else []
     options = ["-m", "gpu", "--device", args.device, "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    sys.exit(pytest.main([*PATHS, *options, *spread, "--durations=15", "-ra"], plugins=[Outcomes(args.section)]))
+    sys.exit(pytest.main(["tests/gpu", *options, *spread, "--durations=15", "-ra"], plugins=[Outcomes(args.section)]))
 
 
 if __name__ == "__main__":

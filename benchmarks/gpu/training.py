@@ -1,4 +1,4 @@
-"""Tokens per second of a training step, SFT and distillation, with and without liger-kernel, against TRL's SFT.
+"""Tokens per second of a training step, SFT and distillation, against TRL's SFT.
 
 Random weights, rows of random tokens; forward, backward and AdamW. The trainings run one after another, since two do
 not always fit into memory together; TRL's runs once more near the end.
@@ -21,7 +21,6 @@ from part import parser, progress, random_checkpoint, random_tokens, write
 from transformers.utils import logging
 
 from benchmarks.trainings import Step, Trainings
-from rewired.adapt.losses import liger
 from rewired.bench.timing import timed
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.tables import markdown
@@ -29,8 +28,7 @@ from rewired.tables import markdown
 WARM_UP = 3
 BATCHES = 4  # of different rows, in turns
 STOCK = "SFT, stock Llama, TRL"
-HEADINGS = ("training", "liger-kernel", "tokens/s", "peak GB")
-Training = tuple[str, Callable[[], Step], bool]  # its name, and whether liger-kernel takes part
+HEADINGS = ("training", "tokens/s", "peak GB")
 
 
 def main() -> None:
@@ -43,14 +41,13 @@ def main() -> None:
     logging.disable_progress_bar()
     rows, failed = [], False
     with TemporaryDirectory(prefix="rewired-training-") as folder:
-        for name, make, uses_liger in trainings(args, Path(folder)):
+        for name, make in trainings(args, Path(folder)).items():
             try:
-                missing = liger.missing(torch.device(args.device)) if uses_liger else None
-                measured = [f"skipped: {missing}", ""] if missing else measure(make(), args)
+                measured = measure(make(), args)
             except Exception as error:  # the others go on
                 traceback.print_exc()
                 failed, measured = True, [f"failed: {type(error).__name__}: {error}".splitlines()[0], ""]
-            rows.append([name, "yes" if uses_liger else "no", *measured])
+            rows.append([name, *measured])
             write(args.section, f"## Training, {args.model}", TEXT.format(args=args), markdown(HEADINGS, rows))
             progress(" ".join(rows[-1]))
             release()
@@ -75,31 +72,24 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def trainings(args: Any, folder: Path) -> list[Training]:
-    """Of our own trainings liger-kernel takes part in distillation only."""
+def trainings(args: Any, folder: Path) -> dict[str, Callable[[], Step]]:
     source = random_checkpoint(args.model, folder / "model", args.device)
     rows = random_tokens(args.model, BATCHES * args.rows, args.length)
     progress("the model is written")
     ours = Trainings(source, rows, args.rows, args.device, folder)
     ladder = ("ladder", f"{named_shapes()[args.model].num_hidden_layers // 2}-")
-    # last, since TRL's kernels replace functions of transformers for good; Triton's interpreter takes none of them
-    fused = [(STOCK, partial(ours.stock, True), True)] if args.device == "cuda" else []
-    return [
-        (STOCK, ours.stock, False),
-        ("SFT, standard, adapt", partial(ours.sft, "standard", "0-"), False),
-        ("SFT, ladder of the upper half, adapt", partial(ours.sft, *ladder), False),
-        ("distillation, all weights", partial(ours.distillation, *ladder, "all"), False),
-        ("distillation, all weights", partial(ours.distillation, *ladder, "all", liger.token_loss), True),
-        ("distillation, rewired layers", partial(ours.distillation, *ladder, "rewired"), False),
-        ("distillation, rewired layers", partial(ours.distillation, *ladder, "rewired", liger.token_loss), True),
-        (f"{STOCK}, again", ours.stock, False),
-        *fused,
-    ]
+    return {
+        STOCK: ours.stock,
+        "SFT, standard, adapt": partial(ours.sft, "standard", "0-"),
+        "SFT, ladder of the upper half, adapt": partial(ours.sft, *ladder),
+        "distillation, all weights": partial(ours.distillation, *ladder, "all"),
+        "distillation, rewired layers": partial(ours.distillation, *ladder, "rewired"),
+        f"{STOCK}, again": ours.stock,
+    }
 
 
 TEXT = """Random float32 weights, on GPUs under bfloat16 autocast; {args.rows} rows of {args.length} tokens a step:
-forward, backward, AdamW; the median of {args.steps} steps and its quartiles. `adapt` has liger-kernel's losses where an
-original teaches, and not in SFT."""
+forward, backward, AdamW; the median of {args.steps} steps and its quartiles."""
 
 if __name__ == "__main__":
     main()

@@ -29,5 +29,5 @@ def register() -> None:
 
     for family in FAMILIES.values():
         architecture = f"Rewired{family.architecture}"
-        ModelRegistry.register_model(architecture, f"rewired.serve.vllm.{family.model_type}:{architecture}")
+        ModelRegistry.register_model(architecture, f"rewired.serve.vllm.families:{architecture}")
         MODELS_CONFIG_MAP[architecture] = RewiredEngineConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,9 +32,7 @@ from .side_stream import SideSums
 
 
 class RewiredForCausalLM:
-    """Before vLLM's own class of a family among the bases of ours; its layers become a `layer_class`, in place."""
-
-    layer_class: ClassVar[type[RewiredLayer]]
+    """Before vLLM's own class of a family among the bases of ours; its layers become rewired ones, in place."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         group = get_tp_group()
@@ -50,13 +48,19 @@ class RewiredForCausalLM:
         base.__class__, base.shards = _with_whole_streams(type(base)), _shards(config)  # type: ignore[arg-type]
         for index, layer in enumerate(base.get_submodule(config.family.layers)):
             if not isinstance(layer, PPMissingLayer):
-                layer.__class__ = self.layer_class
+                layer.__class__ = _rewired(type(layer))  # type: ignore[arg-type]
                 layer.rewire(config, index)
 
     def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """The names of what is loaded. Gains that a checkpoint does not hold are at their initial value."""
         gains = {name for name, _ in self.named_parameters() if name.endswith("_gain.weight")}
         return super().load_weights(weights) | gains  # type: ignore[misc]
+
+
+@cache
+def _rewired(stock: type) -> type:
+    """The rewired class of vLLM's own decoder layer."""
+    return type(f"Rewired{stock.__name__}", (RewiredLayer, stock), {})
 
 
 @cache
@@ -76,7 +80,7 @@ def _with_whole_streams(stock: type) -> type:
 
 
 class RewiredLayer(nn.Module):
-    """Read, norm, module, write; twice. Before vLLM's own decoder layer among the bases of a family's."""
+    """Read, norm, module, write; twice."""
 
     def rewire(self, config: Any, index: int) -> None:
         """Make a rewired layer of what vLLM's own constructor has built."""
@@ -207,7 +211,7 @@ def _peek_gain(config: Any, wiring: ModuleWiring, held: int) -> HeldGain | None:
     """This rank's rows of a gain, [held, H]."""
     if not wiring.reads_shards:
         return None
-    gain = HeldGain(held, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    gain = HeldGain(held, config.hidden_size)
     set_weight_attrs(gain.weight, {"weight_loader": _load_rows_of_rank})
     return gain
 

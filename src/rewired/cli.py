@@ -80,6 +80,11 @@ def _umbrella(
     """Llama, Mistral, Qwen2 and Qwen3 models whose tensor-parallel all-reduces overlap, shrink, or vanish."""
 
 
+def option(panel: str, help_text: str, *names: str, metavar: str | None = None) -> Any:
+    """An option of a command, in the `panel` of that title in its help."""
+    return typer.Option(*names, metavar=metavar, help=help_text, rich_help_panel=panel)
+
+
 def positive_integers(flag: str, text: str, what: str) -> tuple[int, ...]:
     """Those of `1,16,64`, which `flag` takes as a list of `what`. Raises ValueError."""
     try:

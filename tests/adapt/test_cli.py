@@ -7,10 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from rewired.adapt.losses import liger
-from rewired.extras import missing
 
 from .world import command
 
@@ -47,9 +43,3 @@ def test_recipes_are_listed_with_a_line_each(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(path.stem for path in RECIPES.glob("*.yaml"))
     assert all(line.endswith(".") and len(line.split()) > 5 for line in lines)
-
-
-def test_ligers_kernels_are_installed_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liger, "find_spec", lambda name: None)
-    sentence = liger.missing(torch.device("cpu"))
-    assert sentence == f"{missing('liger', 'use_liger_kernel', 'liger-kernel')}, or leave it out."

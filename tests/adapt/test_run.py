@@ -24,7 +24,7 @@ DENSE = [{"layers": "0-", "preset": "standard"}]
 
 def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     keys |= {"max_steps": 60, "eval_steps": 30, "learning_rate": 3e-3}
-    made = train(tmp_path / "r.yaml", draws=True, **keys)
+    made = train(tmp_path / "r.yaml", **keys)
     measured = logged(made, "held_out_kl")
     assert len(measured) == 3 and measured[-1] < 0.9 * measured[0]
     assert logged(made, "kd")[-1] < 0.7 * logged(made, "kd")[0]
@@ -35,7 +35,6 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
 
     model: Any = AutoModelForCausalLM.from_pretrained(made)
     assert [region["layers"] for region in model.config.wiring if region["preset"] == "ladder"] == ["2-4"]
-    assert (made / "curves.png").stat().st_size > 1000
     card = (made / "README.md").read_text()
     assert (
         "## Training" in card and "kd_weight: 1.0" in card and "the weights were trained since: see Training." in card
@@ -135,14 +134,6 @@ def test_nothing_runs_back_through_frozen_layers(
     assert with_gradients == {2, 3}
 
 
-def test_layers_are_aligned_each_by_itself(keys: dict[str, Any], tmp_path: Path) -> None:
-    made = train(
-        tmp_path / "r.yaml", **keys | {"align": True, "max_steps": 40, "learning_rate": 3e-3, "eval_steps": 40}
-    )
-    errors, measured = logged(made, "hidden"), logged(made, "held_out_kl")
-    assert errors[-1] < 0.8 * errors[0] and measured[-1] < measured[0]
-
-
 def test_trained_weights_are_not_taken_for_the_originals(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     made = train(tmp_path / "r.yaml", **keys)
     for request in (
@@ -237,7 +228,6 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"wiring": [{"layers": "2-9", "preset": "ladder"}]}, "2-9"),
         ({"train_sampling_strategy": "group_by_length"}, "an order that --resume cannot restore"),
         ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant: "),
-        ({"align": True, "tp_size": 2}, "leave tp_size out"),
         ({"tp_size": 2}, "tp_size needs GPUs"),
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
         ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
@@ -249,11 +239,9 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
-        ({"use_liger_kernel": True}, "use_liger_kernel needs "),
         ({"model_init_kwargs": {"attn_implementation": 3}}, "attn_implementation: 3 is not the name"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
         ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
-        ({"align": True, "train": "lora", "wiring": DENSE}, "this model has none"),
         ({"streaming": True, "held_out": 40}, "A streamed dataset has no row to train on"),
     ],
 )

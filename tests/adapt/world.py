@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from trl import SFTConfig
 
-from rewired.adapt import save
 from rewired.adapt.cli import main
 from rewired.adapt.data import corpus
 from rewired.adapt.recipe.keys import Recipe
@@ -137,13 +136,9 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
     return ended.value.code
 
 
-def train(path: Path, resume: bool = False, draws: bool = False, **keys: Any) -> Path:
-    """What a recipe of these `keys` makes; drawing its curves would take a fifth of the time."""
-    stages = read(write_recipe(path, **keys), [])
-    with pytest.MonkeyPatch.context() as patch:
-        if not draws:
-            patch.setattr(save, "curves", lambda history, path: None)
-        return adapt(stages, resume)
+def train(path: Path, resume: bool = False, **keys: Any) -> Path:
+    """What a recipe of these `keys` makes."""
+    return adapt(read(write_recipe(path, **keys), []), resume)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -33,7 +33,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "all": {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
     "differences": {"comm": DIFFERENCES, "eval_steps": STEPS // 2},  # measured, and so gathered, before it is saved
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
-    "aligned": {"align": True, "kd_weight": 0.0},
     "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
 }
 

@@ -151,16 +151,16 @@ OPTIONS = {
     "ladder-peek-2-4": ["--ladder-layers", "2-4", "--peek"],
     "ladder-0-2_4-6": ["--ladder-layers", "0-2,4-6"],
     "ladder-2-4-attn": ["--ladder-layers", "2-4:attn"],
-    "desync-4x-2-6": ["--desync-layers", "2-6", "--desync-every", "4"],
-    "desync-2x-mean-2-6": ["--desync-layers", "2-6", "--merge", "mean"],
-    "desync-2x-overlap-2-6": ["--desync-layers", "2-6", "--overlap"],
-    "ladder-delay-2-2-6": ["--ladder-layers", "2-6", "--delay", "2"],
-    "partial-0.5-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5"],
-    "partial-0.5-no-peek-2-6": ["--partial-layers", "2-6", "--shared-fraction", "0.5", "--no-peek"],
-    "standard-int8-0-6": ["--standard-layers", "0-", "--payload", "int8"],
-    "ladder-peek-int4-int8-2-4": ["--ladder-layers", "2-4", "--peek", "--payload", "int4/int8"],
-    "standard-8-0.1-4-0.9-0-6": ["--standard-layers", "0-", "--payload", "8:0.1,4:0.9"],
-    "parallel-0-2-ladder-4-6": ["--parallel-layers", "0-2", "--ladder-layers", "4-6"],
+    "desync-4x-2-6": ["--wiring", "desync-4x@2-6"],
+    "desync-2x-mean-2-6": ["--wiring", "desync-2x(mean)@2-6"],
+    "desync-2x-overlap-2-6": ["--wiring", "desync-2x+overlap@2-6"],
+    "ladder-delay-2-2-6": ["--wiring", "ladder+delay-2@2-6"],
+    "partial-0.5-2-6": ["--wiring", "partial-0.5@2-6"],
+    "partial-0.5-no-peek-2-6": ["--wiring", "partial-0.5-peek@2-6"],
+    "standard-int8-0-6": ["--wiring", "int8"],
+    "ladder-peek-int4-int8-2-4": ["--wiring", "ladder+peek+int4/int8@2-4"],
+    "standard-8-0.1-4-0.9-0-6": ["--wiring", "standard+8:0.1+4:0.9"],
+    "parallel-0-2-ladder-4-6": ["--wiring", "parallel@0-2", "--ladder-layers", "4-6"],
 }
 
 
@@ -268,7 +268,7 @@ def test_the_same_command_under_the_umbrella(source: Path) -> None:
 
 
 def test_info_prints_any_checkpoint_s_layers(source: Path) -> None:
-    run("convert", "tiny-llama", "out", "--desync-layers", "2-6", cwd=source.parent)
+    run("convert", "tiny-llama", "out", "--wiring", "desync@2-6", cwd=source.parent)
     for name, wirings in {"tiny-llama": ["standard"], "out": ["standard", "desync-2x"]}.items():
         report = json.loads(run("rewired", "info", name, "--json", cwd=source.parent).stdout)
         assert [row["wiring"] for row in report["layers"]] == wirings

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.plan import make_plan
-from rewired.refit.activation_store import ActivationStore
+from rewired.refit import sweep
 from rewired.refit.cost import RIDGES
 from rewired.refit.fitting import INPUT_RIDGES, OUTPUT_RIDGES
 from tests.commands import run
@@ -47,7 +49,7 @@ def test_operations_and_activations_are_those_that_are_counted(
     assert cost is not None
     alive, peak = 0, 0
 
-    def put(self: ActivationStore, tensor: torch.Tensor) -> torch.Tensor:
+    def put(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal alive, peak
         kept = tensor.clone()
         alive += kept.nbytes
@@ -59,7 +61,7 @@ def test_operations_and_activations_are_those_that_are_counted(
         nonlocal alive
         alive -= size
 
-    monkeypatch.setattr(ActivationStore, "put", put)
+    monkeypatch.setattr(sweep, "on_host", partial(tree_map_only, torch.Tensor, put))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         convert(dense, tmp_path / "out", request)
     assert cost.operations == pytest.approx(counter.get_total_flops(), rel=0.33)

@@ -1,4 +1,4 @@
-"""A new wiring is one entry of the table: flags, config, name, table and function follow from it."""
+"""A new wiring is one entry of the table: text, config, name, table and function follow from it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from tests.rewired.reference import reference_logits
 from .checkpoints import config_of, logits
 
 WALTZ = Preset(
-    source="this test",
-    help="Only the last beat of each bar reduces.",
     peek=True,
     share=lambda position, options: position % options["beats"] == options["beats"] - 1,
     options=(
         Option(
             name="beats",
-            flag="--waltz-beats",
             type=int,
             is_valid=lambda value: type(value) is int and value >= 2,
             wanted="an integer of at least 2",
             metavar="N",
-            help="N of {presets} layers, 3 by default.",
             default=3,
             text="-in-{}",
         ),
@@ -56,7 +52,7 @@ def run_convert(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_it_converts_loads_and_runs(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_convert("tiny-llama", "--waltz-layers", "1-5", "--json", monkeypatch=monkeypatch) == 0
+    assert run_convert("tiny-llama", "--wiring", "waltz@1-5", "--json", monkeypatch=monkeypatch) == 0
     out = source.parent / "tiny-llama-waltz-in-3-1-5"
     report = json.loads(capsys.readouterr().out)
     assert report["layers"][1] == {"layers": "1-5", "wiring": "waltz-in-3", "all_reduces": 3, "exposed": 3} | {
@@ -73,26 +69,17 @@ def test_it_converts_loads_and_runs(
     torch.testing.assert_close(logits(out), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_its_options_are_given_described_and_checked(
+def test_its_options_are_given_and_checked(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--waltz-layers", "0-", "--waltz-beats", "4", "--overlap", "--no-peek"]
-    assert run_convert("tiny-llama", *options, monkeypatch=monkeypatch) == 0
+    assert run_convert("tiny-llama", "--wiring", "waltz-in-4+overlap-peek", monkeypatch=monkeypatch) == 0
     assert config_of(source.parent / "tiny-llama-waltz-in-4-no-peek-overlap-0-6")["wiring"] == [
         {"layers": "0-6", "preset": "waltz", "beats": 4, "peek": False, "overlap": True}
     ]
     capsys.readouterr()
-    for arguments, sentence in (
-        (["--waltz-layers", "0-", "--waltz-beats", "1"], "'beats' of layers 0- is 1: it must be an integer"),
-        (["--ladder-layers", "0-", "--waltz-beats", "3"], "--waltz-beats goes with --waltz-layers"),
+    for text, sentence in (
+        ("waltz-in-1", "'beats' of layers 0- is 1: it must be an integer"),
+        ("ladder-in-3", "'-in-3' in 'ladder-in-3' means nothing"),
     ):
-        assert run_convert("tiny-llama", "out", *arguments, monkeypatch=monkeypatch) == 2
+        assert run_convert("tiny-llama", "out", "--wiring", text, monkeypatch=monkeypatch) == 2
         assert sentence in capsys.readouterr().err
-
-
-def test_its_help_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run_convert("--help", monkeypatch=monkeypatch) == 0
-    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())  # however wide the terminal is
-    assert "--waltz-layers" in printed and "Only the last beat of each bar reduces." in printed
-    assert "N of waltz layers, 3 by default." in printed

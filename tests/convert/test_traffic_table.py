@@ -14,7 +14,7 @@ from .checkpoints import config_of
 
 
 def test_the_table_tells_collectives_before_and_after(source: Path) -> None:
-    options = ["--desync-layers", "2-6", "--desync-every", "4", "--json"]
+    options = ["--wiring", "desync-4x@2-6", "--json"]
     report = json.loads(run("convert", "tiny-llama", *options, cwd=source.parent).stdout)
     # 32 channels of 4 bytes, sent 2 * 3 / 4 times by each of 4 ranks
     assert report["per_token_dense"] == {"all_reduces": 12, "exposed": 12, "bytes_sent": 12 * 32 * 4 * 3 // 2}
@@ -37,7 +37,7 @@ def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
 
 
 def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) -> None:
-    options = ["--standard-layers", "0-2", "--ladder-layers", "2-", "--payload", "int4"]
+    options = ["--wiring", "int4@0-2, ladder+int4@2-"]
     done = run("convert", "tiny-llama", "out", *options, cwd=source.parent)
     assert done.returncode == 0, done.stderr
     assert config_of(source.parent / "out")["wiring"] == [
@@ -68,15 +68,8 @@ def test_a_dry_run_tells_what_other_numbers_of_ranks_send(source: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--payload", "int8"], "--payload goes with the layers to rewire: name them"),
-        (
-            ["--ladder-layers", "2-4", "--payload", "int2"],
-            "'payload' of layers 2-4 is 'int2': it must be 'full'",
-        ),
-        (
-            ["--desync-layers", "2-4", "--payload", "8:0.5,0:0.5"],
-            "'desync' layers 2-4 reduce nothing after",
-        ),
+        (["--wiring", "ladder+int2@2-4"], "'payload' of layers 2-4 is 'int2': it must be 'full'"),
+        (["--wiring", "desync+8:0.5+0:0.5@2-4"], "'desync' layers 2-4 reduce nothing after"),
     ],
 )
 def test_other_payloads_are_refused(options: list[str], sentence: str, source: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_whole_report_is_written(
     printed = capsys.readouterr()
     assert "PIQA" in printed.out
     assert "Left out: Task wikitext cannot be loaded: the rows of EleutherAI/wikitext_document_level" in printed.err
-    assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "results.json", "tasks.png", "samples"}
+    assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "samples"}
     results = json.loads((out / "results.json").read_text())
     assert results["command"] == "evaluate " + " ".join(arguments)
     assert [model["role"] for model in results["models"]] == ["original", "rewired"]
@@ -200,7 +200,6 @@ def test_the_folder_is_called_after_the_models(tmp_path: Path, monkeypatch: pyte
 ALONE = {
     "converted only": (["ladder"], "A text compares a model with its original, and ladder names none: evaluate ORIG"),
     "dense": (["dense"], "A text compares a model with its original, and dense names none: evaluate ORIGINAL dense."),
-    "earlier results": (["earlier"], "A text compares a model with its original, and earlier names none: "),
     "no text": (["ladder", "--no-text"], "Nothing would be measured: name --suite or --tasks, or leave out --no-text."),
     "two, no text": (["dense", "ladder", "--no-text"], "Nothing would be measured: "),
 }
@@ -215,8 +214,6 @@ def test_where_there_is_nothing_to_measure_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "earlier").mkdir()
-    (tmp_path / "earlier" / "results.json").write_text("{}")
     for name in ("dense", "ladder"):
         (tmp_path / name).symlink_to(world / name)
     monkeypatch.chdir(tmp_path)
@@ -252,7 +249,6 @@ BAD = {
         "piqa asks through a chat template, and dense",
     ),
     "out": (["ladder", "--out", "dense"], "dense exists and is not an earlier evaluation: name another --out."),
-    "results": (["broken-results"], "broken-results/results.json is not what an evaluation writes."),
 }
 
 
@@ -294,9 +290,6 @@ def _make_bad(folder: Path) -> None:
     other.save_pretrained(folder / "stranger")
     (folder / "short.txt").write_text("")
     (folder / "chat.yaml").write_text("tasks: [{task: piqa, chat: true}]")
-    if not (folder / "broken-results").exists():
-        (folder / "broken-results").mkdir()
-        (folder / "broken-results" / "results.json").write_text("[]")
     for name in ("dense", "ladder"):
         edit_json(folder / name / "tokenizer_config.json", chat_template=None)
         (folder / name / "chat_template.jinja").unlink(missing_ok=True)
@@ -320,12 +313,11 @@ def test_a_run_that_is_killed_goes_on_with_the_next_task(world: Path, tmp_path: 
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]) == 2
 
 
-@pytest.mark.parametrize("package", ["scipy", "matplotlib"])
-def test_a_missing_package_is_said_before_anything_is_measured(package: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from rewired.scripts import evaluate; evaluate()"
+def test_a_missing_package_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['scipy'] = None; from rewired.scripts import evaluate; evaluate()"
     command = [sys.executable, "-c", code, "nowhere"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', package)}\n"
+    assert done.stderr == f"evaluate: {missing('evaluate', 'Comparing models', 'scipy')}\n"
 
 
 @pytest.mark.slow

@@ -192,28 +192,6 @@ def test_answers_that_are_damaged_are_asked_for_anew(
         assert f"{cached} " in said and " It is measured anew.\n" in said, said
 
 
-def test_earlier_results_stand_for_their_models(world: Path, tmp_path: Path) -> None:
-    """As an original, and as what is compared; the same numbers without the model."""
-    from rewired.evaluate.report import write_report
-
-    whole = evaluate(request(world, "ladder"), RUNNER, tmp_path / "whole")
-    write_report(whole, "evaluate ...", "today", tmp_path / "whole")
-    both = evaluate(
-        replace(request(world), original=str(tmp_path / "whole"), others=[str(tmp_path / "whole")]),
-        RUNNER,
-        tmp_path / "out",
-    )
-    assert [task.deltas for task in both.tasks] == [task.deltas for task in whole.tasks]
-    assert both.notes[0] == "Answers of dense, ladder are from earlier results."
-    against = replace(request(world, "standard"), original=str(tmp_path / "whole"))
-    assert [task.deltas["standard"].value for task in evaluate(against, RUNNER, tmp_path / "out").tasks] == [0, 0]
-
-    with pytest.raises(ValueError, match=r"^dense and standard were not asked the same in piqa: an earlier evaluation"):
-        evaluate(replace(against, limit=4), RUNNER, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"have no gsm8k_cot of dense: leave the task out\.$"):
-        evaluate(replace(against, tasks=("gsm8k_cot",)), RUNNER, tmp_path / "out")
-
-
 def test_every_item_is_logged(world: Path, tmp_path: Path) -> None:
     evaluate(request(world, "ladder", tasks=("piqa",), limit=3), RUNNER, tmp_path / "out")
     for name in ("dense", "ladder"):

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from rewired.evaluate.code_execution import CodeEval
-from rewired.evaluate.confinement import confinement
+from rewired.evaluate.confinement import check_confinement
 from rewired.evaluate.sandbox import run_program
 
 
 @pytest.fixture(autouse=True)
 def unchecked() -> Iterator[None]:
-    confinement.cache_clear()
+    check_confinement.cache_clear()
     yield
-    confinement.cache_clear()
+    check_confinement.cache_clear()
 
 
 def test_nothing_runs_but_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_sandbox_that_does_not_start_is_no_failure_of_the_program(
 ) -> None:
     a_bubblewrap(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    confinement()
+    check_confinement()
     with pytest.raises(ValueError, match=r"did not start \(exit status 0\)"):
         run_program("")
 

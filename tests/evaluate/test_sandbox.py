@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,42 +16,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rewired.evaluate import sandbox
-from rewired.evaluate.confinement import Bubblewrap, Podman, error_of
+from rewired.evaluate.confinement import check_confinement
 from rewired.evaluate.sandbox import Outcome, run_program
 
-CONFINEMENTS = {"bubblewrap": Bubblewrap(), "podman": Podman()}
-
-
-@pytest.fixture(autouse=True, params=["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)])
-def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each by which programs are confined, where it works."""
-    if error := lacking(request.param):
-        pytest.skip(error)
-    monkeypatch.setattr(sandbox, "confinement", lambda: CONFINEMENTS[request.param])
-    return str(request.param)
-
-
-@cache
-def lacking(name: str) -> str:
-    confinement = CONFINEMENTS[name]
-    return error_of(confinement) if shutil.which(confinement.name) else f"no {confinement.name}"
-
-
-needs_sandbox = pytest.mark.skipif(bool(lacking("bubblewrap")), reason=lacking("bubblewrap"))
 MIB = 1 << 20
 
 
-def test_a_container_ends_with_its_time_even_if_the_evaluation_was_killed(name: str, confined: str) -> None:
-    if confined != "podman":
-        pytest.skip("podman's")
-    command = CONFINEMENTS[confined].command(name, seconds=2)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
-        while not (started := outlived(name)):
-            assert process.poll() is None
-        process.kill()
-    for left in started:
-        left.wait(60)
+@cache
+def lacking() -> str:
+    try:
+        check_confinement()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+needs_sandbox = pytest.mark.skipif(bool(lacking()), reason=lacking())
+pytestmark = needs_sandbox
 
 
 @pytest.fixture
@@ -221,9 +201,7 @@ time.sleep(0.5)
         left.wait(60)
 
 
-def test_an_evaluation_that_is_killed_takes_its_programs_along(name: str, confined: str) -> None:
-    if confined == "podman":
-        pytest.skip("a container ends with its time, which podman keeps")
+def test_an_evaluation_that_is_killed_takes_its_programs_along(name: str) -> None:
     program = (
         f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(600)', '{name}'])"
     )

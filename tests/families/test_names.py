@@ -17,7 +17,7 @@ PARITY = re.compile(r"\b(?:index|module|position)\w* (?:%|//) 2\b|\b2 \* (?:laye
 # files that may name them, each with its reason
 OF_A_FAMILY = {
     "model/modeling_rewired_llama.py": "the family's classes",
-    "serve/vllm/llama.py": "the family's classes in vLLM",
+    "serve/vllm/families.py": "the families' classes in vLLM",
     "model/family.py": "what most families call their modules, embedding and head",
     "model/rewired_layer.py": "an example of a class in its docstring",
     "model/sharding.py": "an example of a class in its docstring",

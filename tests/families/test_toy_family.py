@@ -174,11 +174,10 @@ def test_layers_are_selected(dense: Path, text: Path, tmp_path: Path) -> None:
 
 SFT: dict[str, Any] = {"train": "rewired"}
 DISTILLED: dict[str, Any] = {"train": "rewired", "ce_weight": 0.0, "kd_weight": 1.0, "hidden_weight": 0.5}
-ALIGNED: dict[str, Any] = {"train": "rewired", "align": True}
 LORA: dict[str, Any] = {"train": "lora", "kd_weight": 1.0}
 
 
-@pytest.mark.parametrize("changes", [SFT, DISTILLED, ALIGNED, LORA], ids=["sft", "distilled", "aligned", "lora"])
+@pytest.mark.parametrize("changes", [SFT, DISTILLED, LORA], ids=["sft", "distilled", "lora"])
 def test_it_is_trained(dense: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", conversations(8))
     made = train(

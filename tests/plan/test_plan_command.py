@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from typer.testing import CliRunner, Result
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.cli import new_app
 from rewired.convert import cli as convert_cli
-from rewired.extras import missing
 from rewired.plan.cli import add_commands
 from rewired.plan.ranking import convert_command
 from rewired.plan.wirings import RANKED, candidates, selected
@@ -162,18 +160,6 @@ def test_one_token_is_no_tokens() -> None:
     assert "prompt 64, 1 new token; " in run("tiny", "--prompt", "64", "--new", "1").output
 
 
-def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
-    done = run(*TINY, "--plot", tmp_path / "plan.png")
-    assert (done.exit_code, done.stderr.rstrip()) == (2, f"rewired plan: {missing('convert', 'A plot', 'matplotlib')}")
-
-
-def test_a_plot(tmp_path: Path) -> None:
-    assert run(*TINY, "--plot", tmp_path / "plan.png").exit_code == 0
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_training_prints_launch_lines() -> None:
     done = run("llama-3.1-8b", "--goal", "train", "--gpus", "4x8")
     assert done.exit_code == 0, done.output
@@ -282,7 +268,6 @@ BAD = {
     "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
     "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
     "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),
-    "plot": ([*TINY, "--plot", "plan.pdf"], "--plot writes a PNG: call it plan.png"),
     "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one"),
 }
 

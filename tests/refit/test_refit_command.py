@@ -66,7 +66,6 @@ BAD = {
     "no name": (["--refit", ""], "The calibration text has an empty name: name one, or mix"),
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
-    "spill": (["--refit", "short.txt", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
     "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 cannot be read as text"),
     "broken": (["--refit", "broken.json"], "broken.json cannot be read as JSON"),
     "a broken row": (["--refit", "broken.jsonl"], "broken.jsonl, row 2 cannot be read as JSON"),
@@ -74,7 +73,6 @@ BAD = {
     "empty folder": (["--refit", "empty"], "empty holds no text"),
     "no peek": (["--calibrate", "short.txt"], "--calibrate fits the gains of modules that peek, and none does"),
     "tokens alone": (["--refit-tokens", "9"], "--refit-tokens goes with --refit or --calibrate"),
-    "spill alone": (["--spill", "empty"], "--spill goes with --refit or --calibrate"),
 }
 
 

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from rewired.model.family import LLAMA
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
 from rewired.refit import fitting
-from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Finished, Weights
@@ -56,7 +55,6 @@ def swept(
         weights,
         CALIBRATION,
         "float32",
-        ActivationStore(None),
         gains=gains,
         matrices=True,
     )

@@ -201,13 +201,12 @@ def test_compiles_with_inductor_forward_and_backward() -> None:
             torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("initial_gain, expected", [("one", 1.0), ("sqrt_shards", 2.0)])
-def test_gains_start_where_the_config_says(initial_gain: str, expected: float) -> None:
-    wiring = [{"layers": "0-6", "preset": "partial", "shared_fraction": 0.5, "initial_gain": initial_gain}]
+def test_gains_are_1_at_first() -> None:
+    wiring = [{"layers": "0-6", "preset": "partial", "shared_fraction": 0.5}]
     model = RewiredLlamaForCausalLM(rewired_config(wiring))
     gains = {name: p for name, p in model.named_parameters() if name.endswith("_gain.weight")}
     assert len(gains) == 11  # every module but the first, which has nothing to peek at
-    assert all(torch.equal(gain, torch.full((4, 32), expected)) for gain in gains.values())
+    assert all(torch.equal(gain, torch.ones(4, 32)) for gain in gains.values())
 
 
 def test_stock_llama_weights_are_all_there_and_nothing_else_without_peek() -> None:

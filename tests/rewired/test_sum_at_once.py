@@ -42,9 +42,11 @@ def total(name: str, sums: list[torch.Tensor], at_once: bool) -> Any:
         distributed.all_reduce(output)  # in place, as vLLM's is on a CPU
         return output
 
+    gain = PeekGain(1, config.hidden_size)
+    torch.nn.init.constant_(gain.weight, 1.5)
     stream = ResidualStream(torch.ones(1, 3, config.hidden_size))
     for wiring in config.resolved_wiring.modules:
-        view, stream = stream.read(wiring, PeekGain(1, config.hidden_size, 1.5), shards)
+        view, stream = stream.read(wiring, gain, shards)
         weight = torch.randn(config.hidden_size, config.hidden_size, generator=generator) / config.hidden_size
         output = view.reshape(1, 3, config.hidden_size).tanh() @ weight
         output = output[None] if wiring.gives_partials else output

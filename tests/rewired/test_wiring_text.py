@@ -31,7 +31,6 @@ def wirings(draw: st.DrawFn) -> Wiring:
     entries = draw(regions(num_layers=LAYERS))
     for entry in entries:
         entry["payload"] = draw(st.sampled_from(["full", "int8", "int4/int8", "8:0.1,4/8:0.4,0:0.5", "8:.5,4:0.500"]))
-        entry["initial_gain"] = draw(st.sampled_from(["one", "sqrt_shards"]))
         if "shared_fraction" in entry:
             entry["shared_fraction"] = draw(st.floats(0, 1))
         if (stop := int(entry["layers"].split("-")[1].split(":")[0])) - int(entry["layers"].split("-")[0]) > 2:
@@ -77,9 +76,7 @@ def test_what_is_printed_is_read_as_it_was(random: Wiring) -> None:
         "ladder+int4+peek-overlap": [
             {"layers": "0-", "preset": "ladder", "payload": "int4", "peek": True, "overlap": False}
         ],
-        "partial-.25+gain:sqrt_shards": [
-            {"layers": "0-", "preset": "partial", "shared_fraction": 0.25, "initial_gain": "sqrt_shards"}
-        ],
+        "partial-.25": [{"layers": "0-", "preset": "partial", "shared_fraction": 0.25}],
         "ladder+8:0.1+4/8:0.4+0:0.5+peek@5": [
             {"layers": "5", "preset": "ladder", "payload": "8:0.1,4/8:0.4,0:0.5", "peek": True}
         ],

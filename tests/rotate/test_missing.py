@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from transformers import LlamaConfig
 
-from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.sweep import BrokenWeightsError, Sweep
 from rewired.rotate.missing import Missing, measure
@@ -35,7 +34,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"layers": "4-6", "preset": "ladder", "payload": {8: 0.25, 0: 0.75}, "peek": True},
     ],
     "two regions, one within the other": WIRINGS["mixed"],
-    "gains of sqrt(r)": [WIRINGS["partial"][0] | {"initial_gain": "sqrt_shards"}],
 }
 
 
@@ -44,7 +42,6 @@ def reference_covariance(
 ) -> Tensor:
     """A sum over tokens, ranks and modules of what a rank misses, over the RMS of the original's stream."""
     wired, covariance = answers_by_module(wiring, config), torch.zeros(config.hidden_size, config.hidden_size).double()
-    gain = r**0.5 if wiring[0].get("initial_gain") else 1.0
     for ids in texts:
         x = embedding(ids, weights["model.embed_tokens.weight"])
         rotary = tuple(table.double() for table in rotary_table(config, x, ids.shape[1]))
@@ -53,7 +50,7 @@ def reference_covariance(
             own = layer_weights(weights, layer)
             for kind, norm in (("attn", "input_layernorm"), ("mlp", "post_attention_layernorm")):
                 answers = wired.get((layer, kind))
-                sees = gain if answers is not None and answers.peek else 0.0  # of its own
+                sees = 1.0 if answers is not None and answers.peek else 0.0  # of its own
                 for k in range(r) if isinstance(kept[0], Tensor) else ():
                     missing = (sum(kept) - sees * kept[k]) / x.square().mean(-1, keepdim=True).sqrt()
                     covariance += torch.einsum("bti,btj->ij", missing, missing)
@@ -103,4 +100,4 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
 
 def _sweep(wiring: list[dict[str, Any]], weights: Any) -> Sweep:
     config = rewired_config(wiring)
-    return Sweep(config, weights, CALIBRATION, None, ActivationStore(None), gains=False, matrices=False)
+    return Sweep(config, weights, CALIBRATION, None, gains=False, matrices=False)

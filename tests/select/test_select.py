@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -136,14 +135,6 @@ def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: P
     ]
 
 
-def test_activations_in_files_give_the_same_scores(dense: Path, text: Path, tmp_path: Path) -> None:
-    in_memory = scored(dense, text, tmp_path / "choice")
-    (tmp_path / "cache").rename(tmp_path / "old")
-    (tmp_path / "spill").mkdir()
-    assert scored(dense, text, tmp_path / "again", spill=tmp_path / "spill") == in_memory
-    assert list((tmp_path / "spill").iterdir()) == []
-
-
 def test_weights_that_cannot_be_fitted_are_said_before_they_are_scored(dense: Path, text: Path, tmp_path: Path) -> None:
     source = tmp_path / "dense"
     shutil.copytree(dense, source)
@@ -159,14 +150,3 @@ def test_a_rewired_model_is_refused(text: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is rewired already"):
         scored(hybrid.out, text, tmp_path / "choice")
-
-
-def test_a_missing_package_is_said_before_anything_is_scored(
-    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        ValueError,
-        match=r"which draws a plot, needs the package 'matplotlib', which is not installed: pip install .*\[convert\]",
-    ):
-        select(str(dense), tmp_path / "choice", ask(tmp_path / "nowhere.txt"))

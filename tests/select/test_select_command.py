@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rewired.select.cli import _print
-from rewired.select.plots import draw
 from rewired.select.scores import MeasuredKL
 from rewired.select.select import estimate, select
 from tests.commands import run
@@ -28,7 +27,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^desync-2x, layer \d: KL \d\.\d{4}", done.stderr, re.MULTILINE)) == 4
     out = tmp_path / "dense-select-desync-1"
-    assert sorted(path.name for path in out.iterdir()) == ["scores.json", "scores.png", "selection.json", "wiring.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["scores.json", "selection.json", "wiring.json"]
     command = shlex.split(done.stdout.split("To make it:")[1])
     made = run(*command, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -94,7 +93,6 @@ BAD = {
     "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),
     "text": (["--budget", "2", "--text", "nowhere.txt"], "There is no calibration text nowhere.txt"),
     "short": (["--budget", "2", "--text", "short.txt"], "short.txt is too short to calibrate on"),
-    "spill": (["--budget", "2", "--spill", "nowhere"], "There is no folder nowhere to spill to"),
     "shards": (["--budget", "2", "--tp-shards", "3"], "tp_shards 3 does not divide"),
     "out": (["--budget", "2", "--out", "there"], "there exists"),
     "a link": (["--budget", "2", "--out", "link"], "link exists"),
@@ -124,18 +122,13 @@ def test_bad_input_is_one_sentence(
     assert snapshot(tmp_path) == before
 
 
-def test_a_selection_is_replaced_when_forced(
-    dense: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rewired.select.select.draw", draw)
+def test_a_selection_is_replaced_when_forced(dense: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "deep" / "choice"
     select(str(dense), out, ask(text))
     with pytest.raises(ValueError, match="exists: choose another name"):
         select(str(dense), out, ask(text, budget=3))
-    picture = (out / "scores.png").read_bytes()
     select(str(dense), out, ask(text, budget=3), force=True)
     assert json.loads((out / "selection.json").read_text())["request"]["budget"] == 3
-    assert (out / "scores.png").read_bytes() != picture  # other bars are filled
 
 
 def test_force_replaces_nothing_but_a_selection(dense: Path, text: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class SharedWeights:
         shape = on_this_rank(parameter).shape
         if name not in self.tensors:
             if isinstance(owner, PeekGain):
-                return _on_mesh(torch.full(shape, owner.initial, dtype=self.dtype, device=self.device), parameter, mesh)
+                return _on_mesh(torch.ones(shape, dtype=self.dtype, device=self.device), parameter, mesh)
             self.tensors[name] = self._random(name, shape, isinstance(parameter, DTensor))
         return _on_mesh(self.tensors[name], parameter, mesh)
 

@@ -39,10 +39,6 @@ class Region:
         return str(self.options.get("merge", "sum"))
 
     @property
-    def initial_gain(self) -> str:
-        return str(self.options["initial_gain"])
-
-    @property
     def payload(self) -> str:
         """What a reduction sends: `payload.py`."""
         return str(self.options["payload"])
@@ -114,8 +110,8 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
         if option.default is None and option.name not in given:
             words = option.name.replace("_", " ")
             raise ValueError(
-                f"'{preset}' layers {layers} need a {words}: give {option.wanted}, with {option.flag} on the command "
-                f"line, as {option.name} in a file, or as {preset}{option.text.format(option.metavar)} in a text."
+                f"'{preset}' layers {layers} need a {words}: give {option.wanted}, as {option.name} in a "
+                f"file, or as {preset}{option.text.format(option.metavar)} in a text."
             )
     for option in known:
         if option.name in given and not option.is_valid(given[option.name]):

@@ -50,7 +50,7 @@ class RewiredPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, PeekGain):
-            init.constant_(module.weight, module.initial)
+            init.ones_(module.weight)
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, files: Any, load_config: Any, *args: Any) -> Any:
@@ -59,8 +59,8 @@ class RewiredPreTrainedModel(PreTrainedModel):
         for name in info.missing_keys if offloaded is not None else ():
             module = model.get_submodule(name.rpartition(".")[0])
             if isinstance(module, PeekGain):
-                initial = torch.full(module.weight.shape, module.initial, dtype=module.weight.dtype)
-                offload_weight(initial, name, load_config.disk_offload_folder, offloaded)
+                ones = torch.ones_like(module.weight, device="cpu")
+                offload_weight(ones, name, load_config.disk_offload_folder, offloaded)
         return info, offloaded
 
     def gradient_checkpointing_enable(

@@ -161,10 +161,6 @@ class ModuleWiring:
         """How many bytes a token its reduction carries, where activations have `item_bytes` each: `packed_bytes`."""
         return packed_bytes(self.sections) if self.sections else self.shared_channels * item_bytes
 
-    def initial_gain(self, shards: int) -> float:
-        """What a peek is multiplied with before any training."""
-        return math.sqrt(shards) if self.region.initial_gain == "sqrt_shards" else 1.0
-
 
 def _resolve(regions: Iterable[Region], num_layers: int, hidden_size: int) -> list[ModuleWiring]:
     """One `ModuleWiring` a module, in the order in which the model runs them."""

@@ -58,7 +58,6 @@ def _plan(
         Path | None, typer.Option(metavar="FILE", help="Use your machine's own speed: a results.json of bench.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also print where the time of a layer goes.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw speedup over KL into this PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
     """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
@@ -82,7 +81,7 @@ def _plan(
         if goal == "train":
             for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
             for_inference |= {"--all": every or None, "--calibrate": calibrate, "--explain": explain or None}
-            _check_unused(for_inference | {"--plot": plot})
+            _check_unused(for_inference)
             _train(model, hardware, nodes, gpus_per_node, batch, prompt, wirings, as_json)
             return
         from .ranking import PlanRequest, make_ranking
@@ -106,10 +105,6 @@ def _plan(
             calibrate,
         )
         plan = make_ranking(request)
-        if plot is not None:
-            from .plots import draw
-
-            draw(plan, plot)
         if as_json:
             print(json.dumps(to_json(plan), indent=2))
         else:

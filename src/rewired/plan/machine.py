@@ -106,8 +106,3 @@ def capacity(machine: Machine) -> float:
 def best_share(hidden: int, sequence: int, ratio: float, tp: int) -> float:
     """CAAT-Net's equation 33: p*, the share of channels at which all-reduces take as long as compute."""
     return min((12 * hidden + 2 * sequence) / (ratio * tp), 1.0)
-
-
-def time_saved(hidden: int, sequence: int, ratio: float, tp: int, share: float) -> float:
-    """CAAT-Net's equation 32, without overlap: (T(1) - T(p)) / T(1) where a share p of the channels is reduced."""
-    return (1 - share) / (1 + (12 * hidden + 2 * sequence) / (ratio * tp))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -56,11 +55,6 @@ class Candidate:
     @property
     def is_rewired(self) -> bool:
         return bool(self.wiring.rewired_regions)
-
-    @property
-    def kind(self) -> str:
-        """Its name less the layers."""
-        return re.sub(r"@\S*?(?=, |$)", "", self.name)
 
     @cached_property
     def quality(self) -> Quality | None:

@@ -16,7 +16,7 @@ RIDGES = 3  # candidates of each fit
 
 @dataclass(frozen=True)
 class Cost:
-    """`activations` are in the host's memory or, with `--spill`, in files; `matrices` where it computes."""
+    """`activations` are in the host's memory, `matrices` where it computes."""
 
     activations: int  # bytes
     matrices: int  # bytes: two layers' weights, the largest module's least-squares problem and its held-out tokens
@@ -56,9 +56,8 @@ class Cost:
 
     def note(self) -> str:
         return (
-            f"The refit needs about {size(self.activations)} of host memory for activations, which --spill puts "
-            f"into files, {size(self.matrices)} for matrices, on a GPU where there is one, and "
-            f"{operations(self.operations + self.solves)}."
+            f"The refit needs about {size(self.activations)} of host memory for activations, {size(self.matrices)} for "
+            f"matrices, on a GPU where there is one, and {operations(self.operations + self.solves)}."
         )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from rewired.model.residual_stream import ResidualStream
 
-from .activation_store import on_device
+from .activations import on_device
 from .least_squares import Errors, RidgeRegression
 from .placement import Seen, place_neurons
 from .refit_module import RefitModule

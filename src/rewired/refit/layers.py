@@ -48,8 +48,8 @@ class Layers:
     def _gains(self, layer: RewiredLayer) -> dict[str, torch.Tensor]:
         """The gains that a model begins with, where the source has none."""
         shape, device = (self.config.tp_shards, self.config.hidden_size), self.weights.device
-        gains = {name: gain for name, gain in layer.named_modules() if isinstance(gain, PeekGain)}
-        return {f"{name}.weight": torch.full(shape, gain.initial, device=device) for name, gain in gains.items()}
+        gains = [name for name, part in layer.named_modules() if isinstance(part, PeekGain)]
+        return {f"{name}.weight": torch.ones(shape, device=device) for name in gains}
 
     def _stored(self, index: int, name: str) -> torch.dtype:
         """The dtype that a tensor of layer `index` is stored in; of a new gain that of the layer's matrices."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from rewired.text import MIX
 
@@ -18,12 +17,9 @@ class RefitRequest:
     tokens: int = 32_768
     gains: bool = False
     matrices: bool = True
-    spill: Path | None = None  # the folder for files that hold activations, instead of memory
 
 
-def check_fitting(flag: str, tokens: int, spill: Path | None) -> None:
-    """Raise ValueError for tokens, asked for with `flag`, that make no sense, or a missing folder to spill to."""
+def check_fitting(flag: str, tokens: int) -> None:
+    """Raise ValueError for tokens, asked for with `flag`, that make no sense."""
     if not 1 <= tokens <= _MOST_TOKENS:
         raise ValueError(f"{flag} {tokens} makes no sense: give a number from 1 to {_MOST_TOKENS}.")
-    if spill is not None and not spill.is_dir():
-        raise ValueError(f"There is no folder {spill} to spill to: make it first.")

@@ -22,7 +22,7 @@ from rewired.quantities import count
 from rewired.ranks import choose_device
 from rewired.text.tokenizer import load_tokenizer
 
-from .activation_store import activation_store
+from .activations import memory_errors
 from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
@@ -142,9 +142,9 @@ def refit(
         fits.extend(new)
         on_layer(layer, layers, new)
 
-    with activation_store(request.spill) as store:
+    with memory_errors():
         model = model_config(config)
-        sweep = Sweep(model, weights, calibration, dtype, store, gains=request.gains, matrices=request.matrices)
+        sweep = Sweep(model, weights, calibration, dtype, gains=request.gains, matrices=request.matrices)
         try:
             before, after = sweep.run(finished, keep)
         except BrokenWeightsError:

@@ -21,7 +21,7 @@ from rewired.model.residual_stream import ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import Wiring
 
-from .activation_store import ActivationStore, on_device
+from .activations import on_device, on_host
 from .calibration import Calibration
 from .fitting import TEACHER_SHARE, Batch, Fit, fit_gain, fit_input, fit_output
 from .layers import Layers
@@ -49,13 +49,12 @@ class Sweep:
         weights: Weights,
         calibration: Calibration,
         dtype: str | None,
-        store: ActivationStore,
         gains: bool,
         matrices: bool,
     ) -> None:
         self.config, self.weights, self.calibration = config, weights, calibration
         self.layers = Layers(config, weights, getattr(torch, dtype) if dtype else None)
-        self.store, self.gains, self.matrices = store, gains, matrices
+        self.gains, self.matrices = gains, matrices
         self.device = weights.device
         self.tokens = sum(texts.numel() for held_out in (False, True) for texts in calibration.texts(held_out))
         self.seconds = 0.0
@@ -106,7 +105,7 @@ class Sweep:
         for held_out in (False, True):
             for texts in self.calibration.texts(held_out):  # [W, T]
                 for part in texts.split(max(_BATCH // texts.shape[1], 1)):
-                    embedded = self.store.put(table[part.to(self.device)])
+                    embedded = on_host(table[part.to(self.device)])
                     batches.append(Batch.start(ResidualStream(embedded), embedded, held_out))
         return batches
 
@@ -122,8 +121,8 @@ class Sweep:
             stream = batch.refitted
             for module in RefitModule.all_of(layer):
                 stream = self._step(module, stream)
-            total = self.store.put(stream.total(layer.shards))
-            batches[number] = Batch.start(self.store.put_stream(stream), total, batch.held_out)
+            total = on_host(stream.total(layer.shards))
+            batches[number] = Batch.start(on_host(stream), total, batch.held_out)
         self.seconds += self._now() - started
 
     @torch.no_grad()
@@ -151,12 +150,12 @@ class Sweep:
         """`streams` after layer `index`, as the original has it."""
         layer = self.layers.build(index, self.dense_wirings[index], self.weights.layer(index))
         for module in RefitModule.all_of(layer):
-            streams = [self.store.put_stream(self._step(module, stream)) for stream in streams]
+            streams = [on_host(self._step(module, stream)) for stream in streams]
         return list(streams)
 
     def total(self, stream: ResidualStream) -> torch.Tensor:
         """All that was contributed to `stream`, [B, T, H]."""
-        return self.store.put(on_device(stream, self.device).total(self.shards))
+        return on_host(on_device(stream, self.device).total(self.shards))
 
     def _fits(self, index: int) -> list[bool]:
         """Whether the attention of layer `index` is fitted, and whether its MLP is."""
@@ -166,14 +165,14 @@ class Sweep:
         started = self._now()
         for batch in batches:
             stream = self._step(module, ResidualStream(batch.original))
-            batch.original = self.store.put(stream.total(module.shards))
+            batch.original = on_host(stream.total(module.shards))
         tokens = sum(batch.original.shape[:2].numel() for batch in batches)
         self.seconds += (self._now() - started) * self.tokens / tokens
 
     def _step_converted(self, module: RefitModule, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if batch.converted is not None:
-                batch.converted = self.store.put_stream(self._step(module, batch.converted))
+                batch.converted = on_host(self._step(module, batch.converted))
 
     def _step(self, module: RefitModule, stream: ResidualStream) -> ResidualStream:
         view, stream = module.read(on_device(stream, self.device))
@@ -201,7 +200,7 @@ class Sweep:
         hidden = []
         for batch in batches:
             view, _ = module.read(on_device(batch.refitted, self.device))
-            hidden.append(self.store.put(self.hidden(module, view)))
+            hidden.append(on_host(self.hidden(module, view)))
         if is_fitted and self.matrices:
             output = fit_output(module, hidden, batches, self.device)
             round_weights()
@@ -210,7 +209,7 @@ class Sweep:
             written = module.write(stream, own.to(self.device))
             if not batch.held_out:
                 written = self._towards_teacher(written, batch.original)
-            batch.refitted = self.store.put_stream(written)
+            batch.refitted = on_host(written)
         fit = Fit(index, "MLP" if module.is_mlp else "attention", gain, inputs, placement, output)
         return [fit] if gain or inputs or output else []
 

@@ -18,7 +18,7 @@ from rewired.checkpoint.shape import family_in
 from rewired.model.sharding import row_parallel
 from rewired.model.wiring import ModuleWiring
 from rewired.ranks import choose_device
-from rewired.refit.activation_store import activation_store
+from rewired.refit.activations import memory_errors, on_host
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import token_weights
 from rewired.refit.refit_module import RefitModule
@@ -58,8 +58,8 @@ def find_missing(
     """
     calibration = load_text(config, source, request.text, request.tokens)
     weights = Weights(tensors, torch.device(choose_device("auto", 1)), family_in(config))
-    with activation_store(request.spill) as store:
-        sweep = Sweep(model_config(config), weights, calibration, None, store, gains=False, matrices=False)
+    with memory_errors():
+        sweep = Sweep(model_config(config), weights, calibration, None, gains=False, matrices=False)
         return measure(sweep), calibration
 
 
@@ -106,19 +106,18 @@ class _Walk:
         self.local: torch.Tensor | None = None  # [r, B, T, H], contributed since the last reduction of all channels
 
     def missing(self, wiring: ModuleWiring) -> torch.Tensor | None:
-        """What the views of a module lack: sum_j d^j - [peek] g d^k; None where nothing is local."""
+        """What the views of a module lack: sum_j d^j - [peek] d^k; None where nothing is local."""
         if self.local is None:
             return None
         local = self.local.to(self.sweep.device)
-        gain = wiring.initial_gain(len(local)) if wiring.reads_shards else 0.0
-        return local.sum(0) - gain * local
+        return local.sum(0) - (local if wiring.reads_shards else torch.zeros_like(local))
 
     def pass_module(self, module: RefitModule, wiring: ModuleWiring) -> None:
         sweep = self.sweep
         total = self.total.to(sweep.device)
         parts = row_parallel(module.output, module.shards, sweep.hidden(module, total))
-        self.total = sweep.store.put(total + parts.sum(0))
+        self.total = on_host(total + parts.sum(0))
         if wiring.leaves_channels:
-            self.local = sweep.store.put(parts if self.local is None else self.local.to(sweep.device) + parts)
+            self.local = on_host(parts if self.local is None else self.local.to(sweep.device) + parts)
         elif wiring.reduce == "all":
             self.local = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,9 +58,6 @@ def _select(
         int | None,
         typer.Option(metavar="R", help="Logical shards; default 8, or the largest number below that divides."),
     ] = None,
-    spill: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep activations in files there, not in memory.")
-    ] = None,
     measure: Annotated[
         bool, typer.Option(help="Refit the choice and the last layers at the same budget, and compare them.")
     ] = True,
@@ -73,7 +69,7 @@ def _select(
 ) -> None:
     """Choose the layers that cost least to rewire, each measured after a refit of it alone.
 
-    DIR gets the scores, a plot, the choice (selection.json), and wiring.json for `convert --wiring`. The cache keeps
+    DIR gets the scores, the choice (selection.json), and wiring.json for `convert --wiring`. The cache keeps
     scores, so another budget needs no second scoring.
 
     Examples:
@@ -92,7 +88,7 @@ def _select(
         from .request import SelectRequest
         from .select import estimate, select
 
-        request = SelectRequest(wirings, budget, exposed, share, tp_shards, text, tokens, spill, measure)
+        request = SelectRequest(wirings, budget, exposed, share, tp_shards, text, tokens, measure)
         if dry_run:
             print(estimate(source, request, revision=revision).note())
             return

@@ -6,11 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.shape import Shape
-from rewired.extras import needs
 from rewired.model.presets import STANDARD
 from rewired.quantities import count
 from rewired.refit.request import check_fitting
@@ -31,7 +29,6 @@ class SelectRequest:
     tp_shards: int | None = None
     text: str = MIXED_TEXT
     tokens: int = 16_384
-    spill: Path | None = None
     measure: bool = True
 
     @property
@@ -51,8 +48,6 @@ class SelectRequest:
 
 def check(request: SelectRequest) -> None:
     """Raise ValueError for what makes no sense whatever the model is."""
-    with needs("convert", "A selection, which draws a plot,"):
-        import matplotlib  # noqa: F401 - for the plot, hours later
     several = len(request.names) > 1
     if sum(each is not None for each in (request.budget, request.exposed, request.bytes)) != 1:
         raise ValueError(
@@ -61,7 +56,7 @@ def check(request: SelectRequest) -> None:
         )
     if several and request.budget is not None:
         raise ValueError("Several wirings save differently: give --exposed or --bytes instead of --budget.")
-    check_fitting("--tokens", request.tokens, request.spill)
+    check_fitting("--tokens", request.tokens)
 
 
 def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:

@@ -13,7 +13,6 @@ import torch
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring_text import parse_wiring
-from rewired.refit.activation_store import ActivationStore
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Batch
 from rewired.refit.run import model_config
@@ -29,16 +28,9 @@ OnStep = Callable[[str], None]  # called with a few words on what begins
 class Scorer:
     """Scores layers of the dense model of `config` on `tp_shards` shards."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        tp_shards: int,
-        weights: Weights,
-        calibration: Calibration,
-        store: ActivationStore,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], tp_shards: int, weights: Weights, calibration: Calibration) -> None:
         self.config, self.tp_shards = config, tp_shards
-        self.weights, self.calibration, self.store = weights, calibration, store
+        self.weights, self.calibration = weights, calibration
         self.layers = int(config["num_hidden_layers"])
         self.dense = self._sweep([])
 
@@ -104,7 +96,7 @@ class Scorer:
 
     def _sweep(self, entries: Sequence[Mapping[str, Any]]) -> Sweep:
         config = model_config(wired_config(self.config, entries, self.tp_shards))
-        return Sweep(config, self.weights, self.calibration, None, self.store, gains=False, matrices=True)
+        return Sweep(config, self.weights, self.calibration, None, gains=False, matrices=True)
 
 
 def _measured(batches: Sequence[Batch]) -> list[ResidualStream]:

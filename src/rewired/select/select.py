@@ -18,7 +18,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
-from rewired.refit.activation_store import activation_store
+from rewired.refit.activations import memory_errors
 from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest
 from rewired.refit.run import ALGORITHM_VERSION, load_text, refit
@@ -28,12 +28,11 @@ from rewired.text.documents import check as check_text
 
 from .choice import Choice, choose, entries, exposed, last, sent, units
 from .cost import SelectCost
-from .plots import draw
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import MeasuredKL, ScoreCache
 
-_FILES = ("selection.json", "wiring.json", "scores.json", "scores.png")
+_FILES = ("selection.json", "wiring.json", "scores.json")
 
 OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
 
@@ -163,8 +162,8 @@ class _Job:
 
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
         weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
-        with activation_store(self.request.spill) as store:
-            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration, store)
+        with memory_errors():
+            scorer = Scorer(self.config, self.tp_shards, weights, self.calibration)
             scorer.run(self.names, self.cache, on_score, on_step)
 
     def best(self) -> Choice:
@@ -195,7 +194,7 @@ class _Job:
                 self.checkpoint.folder,
                 self.files,
                 None,
-                RefitRequest(self.request.text, self.request.tokens, spill=self.request.spill),
+                RefitRequest(self.request.text, self.request.tokens),
                 self.work,
                 lambda layer, layers, _: on_layer(candidate.name, layer, layers),
             )
@@ -205,18 +204,15 @@ class _Job:
 
 
 def _write(selection: Selection, source: str, revision: str | None, request: SelectRequest, folder: Path) -> None:
-    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(request).items()}
     summary = {
         "source": source,
         "revision": revision,
-        "request": asked,
+        "request": vars(request),
         "tp_shards": selection.tp_shards,
         "tokens": selection.calibration.tokens,
         "tokens_that_judge": selection.calibration.held_out_tokens,
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
-    names = request.names
-    scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in names}
-    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=False):
+    scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in request.names}
+    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=True):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n")
-    draw({name: selection.cache.read(name) for name in names}, selection.choice, folder / _FILES[-1])

@@ -84,11 +84,6 @@ def test_what_is_nested_too_deep_is_refused(where: str, tmp_path: Path) -> None:
         read(path, [] if where == "file" else ["--wiring", nested])
 
 
-def test_where_layers_are_aligned_other_losses_may_weigh_nothing(tmp_path: Path) -> None:
-    weights = {"align": True, "train": "rewired", "ce_weight": 0.0}
-    assert read(write(tmp_path / "r.yaml", **LEAST, **weights), [])[0].recipe.align
-
-
 def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
     write(tmp_path / "ladder-distill.yaml", **LEAST)
     with pytest.raises(ValueError, match=r"no recipe .*ladder-distil\.yaml: did you mean ladder-distill\.yaml\?"):
@@ -221,14 +216,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"optim": "galore_adamw"}, "optim is 'galore_adamw': .*galore_torch"),
         ({"optim_args": "bogus"}, "optim is"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type is 'cosine_with_min_lr'"),
-        *(
-            (
-                {"use_liger_kernel": True} | others,
-                "use_liger_kernel takes cross-entropy and divergence where the original",
-            )
-            for others in ({}, {"align": True, "train": "rewired"}, {"ce_weight": 0.0, "hidden_weight": 1.0})
-        ),
-        ({"liger_kernel_config": {}}, "'liger_kernel_config' is not for adapt: of liger-kernel only the losses"),
+        ({"use_liger_kernel": True}, "'use_liger_kernel' is not for adapt: liger-kernel knows no rewired model"),
         ({"activation_offloading": True}, "activation_offloading needs a GPU"),
     ],
 )

@@ -1,7 +1,7 @@
 """The presets: every architecture that a region of layers can have. The one table of the project, without torch.
 
-A preset owns all that is special about it: what its modules wait for, see and reduce, the options it takes, how it is
-described, and its help on the command line of `convert`. A new wiring is one more entry of `PRESETS`.
+A preset owns all that is special about it: what its modules wait for, see and reduce, and the options it takes. A new
+wiring is one more entry of `PRESETS`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ Options = Mapping[str, Any]  # of a region, by name
 
 @dataclass(frozen=True)
 class Option:
-    """A choice that a region has beside its layers: `name` in config.json, `flag` on the command line."""
+    """A choice that a region has beside its layers."""
 
-    name: str
-    flag: str
+    name: str  # in config.json
     type: type[int] | type[float] | type[str] | type[bool]
     is_valid: Callable[[Any], bool]
     wanted: str  # the valid values in words
-    metavar: str
-    help: str  # `{presets}` becomes those that take the option
+    metavar: str = ""  # how its value is called; switches have none
     default: Any = None  # where there is none, a region has to say it
     text: str = ""  # how it stands in the text of a wiring, `{}` its value; switches are + or - and their name
     values: str = ""  # a regular expression of what it can be there, if neither a number nor one of `metavar`
     read: Callable[[Any], Any] = lambda value: value  # other forms of a value, as it is kept
-    is_for_dense: bool = False  # of a modifier: whether layers take it that else are as in a dense model
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,6 @@ class Preset:
     reduces; the last module of a range and of the model always reduces all.
     """
 
-    source: str
-    help: str
     overlap: bool = False
     peek: bool = False
     share: Callable[[int, Options], float] = lambda position, options: 1
@@ -58,38 +53,32 @@ class Preset:
     def defaults(self) -> dict[str, Any]:
         """The values of all options that a region may leave out."""
         own = {option.name: option.default for option in self.options if option.default is not None}
-        return own | {"peek": self.peek, "overlap": self.overlap, "delay": 1, "initial_gain": "one", "payload": FULL}
+        return own | {"peek": self.peek, "overlap": self.overlap, "delay": 1, "payload": FULL}
 
 
 EVERY = Option(
     name="every",
-    flag="--desync-every",
     type=int,
     is_valid=lambda value: type(value) is int and value >= 2,
     wanted="an integer of at least 2",
     metavar="N",
-    help="N of --desync-layers, 2 by default.",
     default=2,
     text="-{}x",
 )
 SHARED_FRACTION = Option(
     name="shared_fraction",
-    flag="--shared-fraction",
     type=float,
     is_valid=lambda value: type(value) in (int, float) and 0 <= value <= 1,
     wanted="a number from 0 to 1",
     metavar="P",
-    help="Which part of the channels --partial-layers reduce.",
     text="-{}",
 )
 MERGE = Option(
     name="merge",
-    flag="--merge",
     type=str,
     is_valid=lambda value: value in ("sum", "mean"),
     wanted="'sum' or 'mean'",
     metavar="sum|mean",
-    help="How {presets} layers fold local parts; sum by default.",
     default="sum",
     text="({})",
 )
@@ -101,87 +90,44 @@ def _is_bool(value: Any) -> bool:
 
 # the options of every preset, which says itself what peek and overlap are by default
 MODIFIERS = (
-    Option(
-        name="peek",
-        flag="--peek",
-        type=bool,
-        is_valid=_is_bool,
-        wanted="true or false",
-        metavar="",
-        help="Modules also see what their own rank has not reduced yet.",
-    ),
-    Option(
-        name="overlap",
-        flag="--overlap",
-        type=bool,
-        is_valid=_is_bool,
-        wanted="true or false",
-        metavar="",
-        help="Modules do not wait for the update in flight.",
-    ),
+    Option(name="peek", type=bool, is_valid=_is_bool, wanted="true or false"),
+    Option(name="overlap", type=bool, is_valid=_is_bool, wanted="true or false"),
     Option(
         name="delay",
-        flag="--delay",
         type=int,
         is_valid=lambda value: type(value) is int and value in (1, 2),
         wanted="1 or 2",
         metavar="1|2",
-        help="How many updates late modules read that do not wait: 1, or 2, which is a layer.",
         text="+delay-{}",
     ),
     Option(
-        name="initial_gain",
-        flag="--initial-gain",
-        type=str,
-        is_valid=lambda value: value in ("one", "sqrt_shards"),
-        wanted="'one' or 'sqrt_shards'",
-        metavar="one|sqrt_shards",
-        help="What a peek is multiplied with before any training.",
-        text="+gain:{}",
-    ),
-    Option(
         name="payload",
-        flag="--payload",
         type=str,
         is_valid=is_payload,
         wanted=f"'full', {str(NAMES)[1:-1]}, 'int4/int8' or bits and shares of the channels, most bits first, as in "
         "8:0.1,4/8:0.4,0:0.5",
         metavar=f"{'|'.join(NAMES)}|int4/int8|BITS:SHARE,...",
-        help="What reductions send, also of --standard-layers: bits of the parts / of the sum; those of 0 stay local.",
         text="+{}",
         values=r"int\d(?:/int\d)?|[\d/]+:[\d.]+(?:\+[\d/]+:[\d.]+)*",
         read=as_text,
-        is_for_dense=True,
     ),
 )
 
 STANDARD = "standard"  # what layers are that no region names
 
 PRESETS: dict[str, Preset] = {
-    "ladder": Preset(
-        source="Ladder Residual, Algorithm 1 and equation 2",
-        help="Each module reads a stream one update old; its all-reduce hides.",
-        overlap=True,
-    ),
-    "desync": Preset(
-        source="Ladder Residual, section 5",
-        help="Only the last of each N modules reduces.",
+    "ladder": Preset(overlap=True),  # Ladder Residual, Algorithm 1 and equation 2
+    "desync": Preset(  # Ladder Residual, section 5
         peek=True,
         share=lambda position, options: (position + 1) % options["every"] == 0,
         options=(EVERY, MERGE),
     ),
-    "partial": Preset(
-        source="CAAT-Net, equations 8, 12, 20 and 22",
-        help="Only the first channels are reduced (CAAT-Net).",
+    "partial": Preset(  # CAAT-Net, equations 8, 12, 20 and 22
         peek=True,
         share=lambda position, options: options["shared_fraction"],
         options=(SHARED_FRACTION, MERGE),
     ),
-    "parallel": Preset(
-        source="PaLM block; Ladder Residual, section 3.3.1",
-        help="Attention and MLP side by side, one all-reduce a layer.",
-        share=lambda position, options: position % 2,
-        whole_layers=True,
-    ),
-    STANDARD: Preset(source="Megatron TP", help="Back to dense: 0- for all of a rewired checkpoint."),
+    # PaLM block; Ladder Residual, section 3.3.1
+    "parallel": Preset(share=lambda position, options: position % 2, whole_layers=True),
+    STANDARD: Preset(),  # Megatron TP
 }

@@ -58,15 +58,11 @@ class ResidualStream(NamedTuple):
 
     def read(self, wiring: ModuleWiring, gain: PeekGain | None, shards: Shards) -> tuple[torch.Tensor, ResidualStream]:
         """A module's view, [B, T, H] or, where shards differ, [r, B, T, H]; and the stream after the read."""
-        stream = self.after_read(wiring, shards)
+        stream = self._land(len(self.in_flight) - wiring.late, shards)  # which the module has waited for
         if not wiring.reads_shards:
             return stream.settled, stream
         assert gain is not None, "a module that reads shards has a gain"
         return gain(stream.settled, stream.own_parts()), stream
-
-    def after_read(self, wiring: ModuleWiring, shards: Shards) -> ResidualStream:
-        """The stream after a module has read it: the reductions that it waited for have landed."""
-        return self._land(len(self.in_flight) - wiring.late, shards)
 
     def write(
         self,
@@ -163,10 +159,9 @@ class ResidualStream(NamedTuple):
 class PeekGain(nn.Module):
     """The gain g on own parts that are not reduced yet, per shard and channel. Weight: [r, H], rows of this rank."""
 
-    def __init__(self, tp_shards: int, hidden_size: int, initial: float) -> None:
+    def __init__(self, tp_shards: int, hidden_size: int) -> None:
         super().__init__()
-        self.initial = initial
-        self.weight = nn.Parameter(torch.full((tp_shards, hidden_size), initial))
+        self.weight = nn.Parameter(torch.ones(tp_shards, hidden_size))
 
     def forward(self, settled: torch.Tensor, own_parts: torch.Tensor) -> torch.Tensor:
         gain = on_this_rank(self.weight).to(settled.dtype)  # a training may hold it in more bits

@@ -102,6 +102,4 @@ def with_shard_axis(stock: type[nn.Module]) -> type[nn.Module]:
 
 
 def _peek_gain(config: Any, wiring: ModuleWiring) -> PeekGain | None:
-    if not wiring.reads_shards:
-        return None
-    return PeekGain(config.tp_shards, config.hidden_size, wiring.initial_gain(config.tp_shards))
+    return PeekGain(config.tp_shards, config.hidden_size) if wiring.reads_shards else None
