@@ -77,8 +77,8 @@ def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
     runs = list[_Run]()
     for number, stage in enumerate(stages, start=1):
         if runs:
-            start = {"model": str(runs[-1].final), "init": None, "tokenizer": None}
-            recipe = replace(stage.recipe, **start, refit=NO_REFIT[0], retrain=True)
+            made = str(runs[-1].final)
+            recipe = replace(stage.recipe, model=made, init=None, tokenizer=None, refit=NO_REFIT[0], retrain=True)
             stage = replace(stage, recipe=recipe)
         folder = out / f"stage-{number}"
         runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))

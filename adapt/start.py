@@ -71,8 +71,7 @@ def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
             announce(f"Drawing random weights in the sizes of {recipe.model}.")
             with _preview(recipe) as checkpoint:
                 scratch.draw(recipe, _planned(recipe, checkpoint), seed, folder)
-        base = provenance.record(find_source(str(folder)), folder) | {provenance.FROM_SCRATCH: True}
-        return Start(folder, base)
+        return Start(folder, provenance.record(find_source(str(folder)), folder) | {provenance.FROM_SCRATCH: True})
     if recipe.wiring is None:
         folder = checkpoint_folder(recipe.model)
     elif not (folder / "config.json").is_file():

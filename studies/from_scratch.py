@@ -37,7 +37,8 @@ from rewired.text.windows import Cutter
 
 RESULT = REPO / "results" / "from-scratch" / "measured.jsonl"
 MADE = REPO / "build" / "from-scratch"
-SHARDS, WINDOW, BATCH, HELD_OUT = 4, 256, 4, 48  # windows to judge on, of each file of the mix
+SHARDS, WINDOW, BATCH = 4, 256, 2  # in little time, many steps of few tokens teach most
+HELD_OUT = 48  # windows to judge on, of each file of the mix
 SEEDS = (1, 2, 3)
 SIZES: dict[str, Any] = {
     "model_type": "llama",
@@ -66,12 +67,12 @@ TRAINING: dict[str, Any] = {
     "learning_rate": 2e-3,
     "adam_beta2": 0.95,
     "weight_decay": 0.1,
-    "warmup_steps": 70,
+    "warmup_steps": 100,
     "lr_scheduler_type": "cosine_with_min_lr",
     "lr_scheduler_kwargs": {"min_lr": 2e-4},
     "activation_checkpointing": False,
-    "logging_steps": 10,
-    "save_steps": 100,
+    "logging_steps": 20,
+    "save_steps": 200,
     "save_total_limit": 1,
     "disable_tqdm": True,
 }
