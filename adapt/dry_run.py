@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from rewired import quantities
 from rewired.checkpoint import provenance
 from rewired.model.regions import ranges_of_layers
 from rewired.model.rewired_model import RewiredForCausalLM
-from rewired.sources import find_source
 
 from .data.steps import TrainingSteps
 from .model.four_bit import BLOCK
@@ -24,6 +22,7 @@ from .model.shared_teacher import runs_within
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.keys import LORA, Recipe, Stage
+from .scratch import tokenizer_of
 from .trainer import run_manifest
 
 _SAMPLE = 4096  # parameters that an optimizer is tried on
@@ -38,8 +37,7 @@ def describe(stages: Sequence[Stage], title: str, resume: bool = False) -> str:
     """
     stage = stages[-1]
     run_manifest.check_free(Path(str(stage.config.output_dir)), resume)
-    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        tokenizer = find_source(stages[0].recipe.model).tokenizer(Path(scratch))
+    with tokenizer_of(stages[0].recipe) as tokenizer:
         checked = check_stage(stages, tokenizer, elsewhere=True)
     steps = TrainingSteps.of(stage.recipe, stage.config, checked.corpus.train)
     lines = [title] if title else []

@@ -49,6 +49,11 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     tokenizer = load_tokenizer(tokenizer_folder)
     set_chat_template(tokenizer, config)
     check_padding(tokenizer, config)
+    if recipe.from_scratch and len(tokenizer) > (words := student.config.vocab_size):
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer):,} tokens, and {recipe.model} has a vocabulary of {words:,}: give "
+            "another tokenizer."
+        )
     corpus = load(recipe, config, tokenizer)
     longest = config.max_length or student.config.max_position_embeddings
     held_out = corpus.held_out_texts(longest) if config.eval_steps else []

@@ -27,7 +27,6 @@ import torch
 from accelerate import PartialState
 
 from rewired.progress import announce
-from rewired.sources import checkpoint_folder
 
 from . import extension
 from .assemble import make_trainer
@@ -35,6 +34,7 @@ from .preflight import CheckedStage, check_stage
 from .recipe import checks
 from .recipe.keys import NO_REFIT, Stage
 from .save import save
+from .scratch import tokenizer_of
 from .start import prepare
 from .trainer import checkpoints, other_ranks, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
@@ -76,7 +76,8 @@ def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
     runs = list[_Run]()
     for number, stage in enumerate(stages, start=1):
         if runs:
-            recipe = replace(stage.recipe, model=str(runs[-1].final), refit=NO_REFIT[0], retrain=True)
+            made = str(runs[-1].final)
+            recipe = replace(stage.recipe, model=made, init=None, tokenizer=None, refit=NO_REFIT[0], retrain=True)
             stage = replace(stage, recipe=recipe)
         folder = out / f"stage-{number}"
         runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))
@@ -97,8 +98,8 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
     done -= is_extended  # the last one goes on
     for run in runs[:done]:
         run_manifest.check(run.stage, run.folder, len(runs), rows=None)
-    with state.main_process_first():  # all that can be wrong is checked before hours of work
-        tokenizer = checkpoint_folder(stages[0].recipe.model)
+    # all that can be wrong is checked before hours of work
+    with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
         checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
     for run, found in zip(runs[done:], checked, strict=True):
         if is_extended:
@@ -118,7 +119,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None
     for note in checked.corpus.notes:
         state.print(note)
     with state.main_process_first():
-        start = prepare(stage.recipe, folder / "start")
+        start = prepare(stage.recipe, folder / "start", int(stage.config.seed))
     checkpoint = checkpoints.resume_point(folder)
     trainer = make_trainer(stage, folder, start, checked, checkpoint)
     if checkpoint:

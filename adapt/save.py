@@ -37,7 +37,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
-    earlier = _trained_folder(stage.recipe.model)
+    earlier = None if stage.recipe.from_scratch else _trained_folder(stage.recipe.model)
     readme = card(start.folder, earlier, final, start.name, stage.given, history, record, notes)
     family = family_in(config)
     config |= {**format_entries(family), RECORD: record}

@@ -27,6 +27,7 @@ from rewired.refit.run import model_config
 from rewired.rotate.original import as_made
 from rewired.sources import checkpoint_folder, find_source
 
+from . import scratch
 from .model.four_bit import check_blocks
 from .model.trainable import UNCHANGED, Changed, changed_after, choose_or_adapt, rewired_layers
 from .recipe.keys import Recipe
@@ -59,15 +60,22 @@ class Start:
         return as_made(self.folder, provenance.find(self.base, self.folder))
 
 
-def prepare(recipe: Recipe, folder: Path) -> Start:
+def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
     """The start of `recipe`; what has to be rewired first is converted into `folder`, unless that was done before.
 
-    Raises ValueError for a checkpoint or a wiring that cannot be used.
+    Of a training from scratch, random weights of that `seed` are drawn there. Raises ValueError for a checkpoint or a
+    wiring that cannot be used.
     """
+    if recipe.from_scratch:
+        if not (folder / "config.json").is_file():
+            announce(f"Drawing random weights in the sizes of {recipe.model}.")
+            with _preview(recipe) as checkpoint:
+                scratch.draw(recipe, _planned(recipe, checkpoint), seed, folder)
+        return Start(folder, provenance.record(find_source(str(folder)), folder) | {provenance.FROM_SCRATCH: True})
     if recipe.wiring is None:
         folder = checkpoint_folder(recipe.model)
     elif not (folder / "config.json").is_file():
-        with _preview(recipe.model) as checkpoint:
+        with _preview(recipe) as checkpoint:
             request = _request(recipe, checkpoint)
         announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else ''}.")
         convert(recipe.model, folder, request, on_layer=_show_refitted)
@@ -91,7 +99,7 @@ def note_on_model(recipe: Recipe) -> str | None:
     """A sentence if the model was trained with the recipe's wiring before, so that a refit is left out."""
     if recipe.wiring is None or recipe.refit_text is None:
         return None
-    with _preview(recipe.model) as checkpoint:
+    with _preview(recipe) as checkpoint:
         if not _was_trained_so(checkpoint, recipe):
             return None
     return f"{recipe.model} has the recipe's wiring already, and was trained: it is not refitted again."
@@ -122,13 +130,9 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
     """The config of the model after the last of `recipes` has rewired it. Raises ValueError for what `convert` would
     refuse."""
     first = recipes[0]
-    with _preview(first.model) as checkpoint:
+    with _preview(first) as checkpoint:
         checkpoint.check_unquantised()
-        if first.wiring is None:
-            _check_rewired(checkpoint)
-        else:
-            plan = convert(first.model, request=_request(first, checkpoint), dry_run=True).plan
-            checkpoint = _rewired(checkpoint, plan)
+        checkpoint = _planned(first, checkpoint)
     for number, (before, recipe) in enumerate(pairwise(recipes), start=1):
         config = model_config(checkpoint.config)
         changed = changed_after(_without_weights(config, before), provenance.changed(checkpoint.config))
@@ -139,6 +143,17 @@ def _config(recipes: Sequence[Recipe]) -> RewiredConfig:
             plan = make_plan(checkpoint, replace(_request(recipe, checkpoint), refit=None, retrain=True))
             checkpoint = _rewired(checkpoint, plan)
     return model_config(checkpoint.config)
+
+
+def _planned(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` as `recipe` rewires it, apart from its weights."""
+    if recipe.wiring is None:
+        _check_rewired(checkpoint)
+        return checkpoint
+    request = _request(recipe, checkpoint)
+    if recipe.from_scratch:
+        return _rewired(checkpoint, make_plan(checkpoint, request))
+    return _rewired(checkpoint, convert(recipe.model, request=request, dry_run=True).plan)
 
 
 def _rewired(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
@@ -171,10 +186,13 @@ def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:
 
 
 @contextmanager
-def _preview(model: str) -> Iterator[Checkpoint]:
-    """The checkpoint `model` without its weights."""
-    with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
-        yield Checkpoint.open(find_source(model).preview(Path(scratch)))
+def _preview(recipe: Recipe) -> Iterator[Checkpoint]:
+    """The checkpoint that `recipe` begins with, without its weights."""
+    with tempfile.TemporaryDirectory(prefix="rewired-") as made:
+        if recipe.from_scratch:
+            yield scratch.sizes(recipe, Path(made))
+        else:
+            yield Checkpoint.open(find_source(recipe.model).preview(Path(made)))
 
 
 def _check_rewired(checkpoint: Checkpoint) -> None:

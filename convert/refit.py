@@ -77,6 +77,8 @@ def notes_on_making(config: Mapping[str, Any]) -> list[str]:
     """What these weights were made from, and how they were fitted and trained, as far as the `config` records it."""
     base, training = provenance.base_of(config), config.get(provenance.TRAINED)
     notes = [f"Its weights were made from those of {base['name']}."] if base else []
+    if base and provenance.FROM_SCRATCH in base:
+        notes = ["Trained from scratch: its first weights were random."]
     notes += notes_on_fits(config)
     for wiring in config.get(provenance.AGAIN, {"before": []})["before"]:
         notes.append(f"Before, it was {wiring}.")

@@ -24,7 +24,7 @@ from rewired.quantities import count
 
 from . import benchmarks, code_execution
 from .confinement import check_confinement
-from .metrics import Metric, metric_of, pair
+from .metrics import LOSS, OF_WORDS, Metric, metric_of, pair
 from .suites import Entry
 
 SEED = 1234  # of shots and of sampled generations
@@ -124,7 +124,7 @@ def run_task(model: Any, task: Task, runs_code: bool = False) -> list[dict[str, 
         bootstrap_iters=0,
         confirm_run_unsafe_code=runs_code,
     )
-    return [_log(name, sample) for name, samples in results["samples"].items() for sample in samples]
+    return [_log(name, sample, model) for name, samples in results["samples"].items() for sample in samples]
 
 
 def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int | str) -> Any:
@@ -231,9 +231,11 @@ def _manager(folder: str | None) -> Any:
     return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(OUR_TASKS if folder == _OURS else theirs))
 
 
-def _log(task: str, sample: dict[str, Any]) -> dict[str, Any]:
+def _log(task: str, sample: dict[str, Any], model: Any) -> dict[str, Any]:
     """One item as answers hold it; the harness's hashes in its id make it the same item in another run."""
     pairs = {name: pair(sample[name]) for name in sample["metrics"]}
+    if of_words := pairs.get(OF_WORDS):
+        pairs[LOSS] = [of_words[0], float(len(model.tok_encode(sample["arguments"][0][0])))]
     return {
         "task": task,
         "id": f"{task}/{sample['doc_id']}/{sample['doc_hash'][:16]}/{sample['prompt_hash'][:16]}",

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 AGGREGATE = "aggregate"  # IFEval's four accuracies, averaged
+LOSS = "loss"  # nats a token, which the harness does not have: it counts words and bytes
+OF_WORDS = "word_perplexity"  # the harness's of whole documents
 _IFEVAL = ("prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc", "inst_level_loose_acc")
 
 
@@ -17,8 +19,8 @@ _IFEVAL = ("prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loo
 class Metric:
     """A metric as quotients of sums over items: an item's parts are pairs of a numerator and a denominator."""
 
-    name: str  # the harness's, or AGGREGATE
-    kind: str  # mean, perplexity or bits
+    name: str  # the harness's, AGGREGATE or LOSS
+    kind: str  # mean, perplexity, bits or nats
     higher_is_better: bool = True
 
     @property
@@ -42,6 +44,8 @@ def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_b
         if not set(_IFEVAL) <= aggregation.keys():
             raise ValueError(f"the metric '{AGGREGATE}' is IFEval's; this task has {', '.join(aggregation)}")
         return Metric(name, "mean")
+    if name == LOSS and OF_WORDS in aggregation:
+        return Metric(name, "nats", higher_is_better=False)
     if name == "pass@1" and "pass_at_k" in aggregation:
         return Metric(name, "mean")
     if name not in aggregation:
@@ -81,5 +85,6 @@ _KINDS = {
 _VALUE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda quotient: quotient,
     "perplexity": lambda quotient: np.exp(-quotient),
+    "nats": lambda quotient: -quotient,
     "bits": lambda quotient: -quotient / math.log(2),
 }

@@ -18,7 +18,7 @@ from rewired.text import MIX
 from .companions import Companion
 from .dataset_entry import DatasetEntry
 
-LORA = "lora"
+LORA, SCRATCH = "lora", "scratch"
 TRAINED = ("all", "rewired", "norms_and_gains", LORA)
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")  # computed in losses/token_loss.py
 NO_REFIT = ("none", "false", "no")
@@ -40,6 +40,8 @@ class Recipe:
     wiring: list[dict] | str | None = _key(  # type: ignore[type-arg]  # noqa: RUF009
         None, "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."
     )
+    init: str | None = _key(None, "scratch: random weights in the sizes of `model`, a checkpoint or a shape.")
+    tokenizer: str | None = _key(None, "From scratch: a checkpoint whose tokenizer to take.")
     tp_shards: int | None = _key(None, "Logical tensor-parallel shards, as for convert.")
     refit: str | None = _key(
         None,
@@ -82,6 +84,7 @@ class Recipe:
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
+        self._check_init()
         if not isinstance(self.wiring, list | str | None):
             raise ValueError(f"wiring is {self.wiring!r}: give a text, such as ladder@16-32, or a list of regions.")
         _ = self.mix, self.regions  # raise for what makes no sense
@@ -90,6 +93,10 @@ class Recipe:
     def regions(self) -> list[dict[str, Any]]:
         """Of the wiring, as config.json has them."""
         return parse_wiring(self.wiring) if isinstance(self.wiring, str) else self.wiring or []
+
+    @property
+    def from_scratch(self) -> bool:
+        return self.init == SCRATCH
 
     @property
     def is_sharded(self) -> bool:
@@ -157,6 +164,17 @@ class Recipe:
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
         if self.cache_gathers and self.fsdp_size == 1:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
+
+    def _check_init(self) -> None:
+        if self.init not in (None, SCRATCH):
+            raise ValueError(f"init is '{self.init}': give scratch, or leave it out to begin with the model's weights.")
+        if self.tokenizer and not self.from_scratch:
+            raise ValueError("tokenizer is for a model from scratch: say init: scratch, or leave it out.")
+        if self.from_scratch and (self.distills or self.refit_text or self.train != "all"):
+            raise ValueError(
+                "A model from scratch has no original to learn from, or to fit to, and no weights to keep: with init: "
+                "scratch, leave kd_weight, hidden_weight, align, refit and train out."
+            )
 
 
 @dataclass(frozen=True)

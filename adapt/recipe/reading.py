@@ -138,6 +138,8 @@ def _defaults(path: Path) -> dict[str, Any]:
 
 
 def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
+    if recipe.from_scratch and config.eval_steps:
+        raise ValueError(f"{path}: eval_steps measures KL to the original, and init: scratch has none: leave it out.")
     if recipe.streaming and config.max_steps < 1:
         raise ValueError(f"{path}: a stream has no known length: give max_steps.")
     if recipe.streaming and config.dataloader_num_workers:

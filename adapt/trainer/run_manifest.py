@@ -14,7 +14,8 @@ from ..recipe.keys import Stage
 from . import run_lock
 
 _FILE = "recipe.json"
-_START_KEYS = ("model", "wiring", "tp_shards", "refit", "refit_tokens")  # which determine the start
+# which determine the start
+_START_KEYS = ("model", "init", "tokenizer", "wiring", "tp_shards", "refit", "refit_tokens")
 # beginnings of keys that change nothing of what is trained: a bad row stops a training or is left out
 _FREE_KEYS = (
     *("skip_bad", "log_level", "logging_", "save_", "eval_steps", "report_to", "run_name", "project", "disable_tqdm"),
@@ -91,6 +92,7 @@ def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str
     given = {name: value for name, value in stage.given.items() if name != "output_dir"}
     training = given | asdict(stage.recipe)
     start = {name: training.pop(name) for name in _START_KEYS}
+    start["seed"] = stage.config.seed if stage.recipe.from_scratch else None
     if stages > 1 and Path(start["model"]).is_relative_to(folder.parent):  # made by the stage before this one
         start["model"] = str(Path(start["model"]).relative_to(folder.parent))
     training |= {"number of ranks": PartialState().num_processes, "set of rows": rows}

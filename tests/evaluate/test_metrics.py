@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api import metrics as harness
 
-from rewired.evaluate.metrics import AGGREGATE, Metric, metric_of, pair
+from rewired.evaluate.metrics import AGGREGATE, LOSS, Metric, metric_of, pair
 
 from .harness_metrics import (
     BITS,
@@ -120,6 +120,7 @@ IFEVAL_AGGREGATION = dict.fromkeys(PROMPT_LEVEL, harness.mean) | dict.fromkeys(I
         ("perplexity", {"perplexity": harness.perplexity}, Metric("perplexity", "perplexity", False)),
         ("word_perplexity", {"word_perplexity": harness.weighted_perplexity}, WORD_PERPLEXITY),
         ("bits_per_byte", {"bits_per_byte": harness.bits_per_byte}, BITS),
+        (LOSS, {"word_perplexity": harness.weighted_perplexity}, Metric(LOSS, "nats", False)),
         ("pass@1", {"pass_at_k": harness.mean}, Metric("pass@1", "mean")),
         (AGGREGATE, IFEVAL_AGGREGATION, IFEVAL),
     ],
@@ -138,6 +139,7 @@ def test_ifevals_own_aggregation_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
+        (LOSS, "it has no metric 'loss' but acc, f1"),
         ("accuracy", "it has no metric 'accuracy' but acc, f1"),
         ("pass@1", "it has no metric 'pass@1' but acc, f1"),
         (AGGREGATE, "the metric 'aggregate' is IFEval's; this task has acc, f1"),

@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 
 TRAINED, FITS = "adapted", ("refit", "calibrated")  # the config's keys for records of trainings and fits,
 AGAIN = "rewired_again"  # and of wirings that the weights had before; all have a base
+FROM_SCRATCH = "from_scratch"  # marks a base whose weights are random: there is no original
 _IS_REWIRED = "is_rewired"  # marks a base that is not the original itself: one with its weights and another wiring
 
 

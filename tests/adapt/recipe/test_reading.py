@@ -262,4 +262,4 @@ def test_lists_are_written_in_yaml_on_the_command_line(tmp_path: Path) -> None:
 def test_every_recipe_that_is_shipped_is_read(path: Path) -> None:
     for stage in read(path, ["--bf16", "false"]):
         assert stage.recipe.mix and stage.recipe.wiring
-        assert path.stem.endswith("-sft") != stage.recipe.distills
+        assert path.stem.endswith(("-sft", "-scratch")) != stage.recipe.distills
