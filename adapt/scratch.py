@@ -84,15 +84,15 @@ def _tensors(model: RewiredForCausalLM, dtype: torch.dtype) -> dict[str, torch.T
 
 
 def _scale_private_channels(model: RewiredForCausalLM) -> None:
-    """Let what is never summed vary as much as what is: by the square root of the shards, in the weights (CAAT-Net's
-    first version, section 3.2), unless the gain does that (its second)."""
-    shards, family = model.config.tp_shards, model.family
+    """Let what is never summed vary as much as what is: by the square root of the shards (CAAT-Net's first version,
+    section 3.2)."""
+    family = model.family
     for layer, wirings in zip(model.base.decoder_layers, model.config.resolved_wiring.layers, strict=True):
         for module, wiring in zip(family.modules, wirings, strict=True):
-            if wiring.leaves_channels and wiring.initial_gain(shards) == 1:
+            if wiring.leaves_channels:
                 weight = layer.get_submodule(f"{module.path}.{module.writer.name}").weight  # [H, in]
                 with torch.no_grad():
-                    weight[wiring.shared_channels :] *= math.sqrt(shards)
+                    weight[wiring.shared_channels :] *= math.sqrt(model.config.tp_shards)
 
 
 _CARD = """---

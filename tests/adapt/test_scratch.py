@@ -78,15 +78,14 @@ def test_the_seed_alone_decides_the_weights(keys: dict[str, Any], tmp_path: Path
     assert not torch.equal(another[name], desync[name])
 
 
-@pytest.mark.parametrize(("gain", "scale"), [("", math.sqrt(SHARDS)), ("+gain:sqrt_shards", 1.0)])
-def test_private_channels_begin_as_large_as_sums(gain: str, scale: float, keys: dict[str, Any], tmp_path: Path) -> None:
-    """As CAAT-Net's versions have it; the model's last module sums all channels."""
+def test_private_channels_begin_as_large_as_sums(keys: dict[str, Any], tmp_path: Path) -> None:
+    """As CAAT-Net's first version has it; the model's last module sums all channels."""
     dense = start(tmp_path / "standard", keys, wiring="standard")
-    partial = start(tmp_path / "partial", keys, wiring=f"partial-0.5{gain}")
+    partial = start(tmp_path / "partial", keys, wiring="partial-0.5")
     for name, tensor in dense.items():
         expected = tensor.clone()
         if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.3.mlp"):
-            expected[12:] *= scale
+            expected[12:] *= math.sqrt(SHARDS)
         torch.testing.assert_close(partial[name], expected)
 
 
