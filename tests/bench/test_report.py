@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rewired.bench.plots import throughput
+from rewired.bench.plot import throughput
 from rewired.bench.report import markdown, print_report, tables, verdicts
 from rewired.bench.results import Cell, to_json
 from tests.bench.test_results import REQUEST, SAMPLES, SENT
@@ -80,7 +80,7 @@ def test_a_speedup_that_rounds_leave_open_is_not_ranked() -> None:
 
 
 def test_markdown_has_the_command_the_machine_and_all_tables() -> None:
-    text = markdown(RESULTS, ["throughput.png"])
+    text = markdown(RESULTS)
     assert text.startswith("# tiny: what each wiring takes\n\n`rewired bench tiny`, 2026-01-01; a CPU, torch 2.")
     assert "![throughput.png](throughput.png)" in text
     assert text.count("\n| wiring | ") == 3

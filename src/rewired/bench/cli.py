@@ -85,7 +85,7 @@ def _bench(
         typer.Option(help="What runs the models: transformers or vllm."),
     ] = TRANSFORMERS,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also trace a prefill and draw a timeline that shows the overlap.")
+        bool, typer.Option("--profile", help="Also trace a prefill by each wiring, for Perfetto.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 on GPUs.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
@@ -93,7 +93,7 @@ def _bench(
     """Measure on this machine how much faster each wiring is than the best baselines.
 
     It times prefill and decoding, or training, in turns, on tensor-parallel ranks that it starts or torchrun's. DIR
-    gets a report, plots, and results.json, which rewired plan --calibrate takes.
+    gets a report, a plot, and results.json, which rewired plan --calibrate takes.
 
     Examples:
 
@@ -147,13 +147,11 @@ def _each_once(flag: str, text: str, what: str) -> tuple[int, ...]:
 
 
 def _write(results: Mapping[str, Any], out: Path) -> None:
-    from .plots import draw
+    from .plot import throughput
     from .report import markdown, print_report
 
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    plots = [file.name for file in draw(results, out)]
-    if (out / "timeline.png").is_file():
-        plots.append("timeline.png")
-    (out / "report.md").write_text(markdown(results, plots), encoding="utf-8")
+    throughput(results).savefig(out / "throughput.png", dpi=150, metadata={"Software": ""})
+    (out / "report.md").write_text(markdown(results), encoding="utf-8")
     print_report(results)
-    print(f"\n{out}/report.md has this with {len(plots)} plots, results.json the figures.")
+    print(f"\n{out}/report.md has this with a plot, results.json the figures.")

@@ -1,4 +1,4 @@
-"""How wirings look in the plots of a bench: a colour and a marker each, and names at the ends of their lines."""
+"""How wirings look in the plot of a bench: a colour and a marker each, and names at the ends of their lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINE_HEIGHT = 0.125  # inches of a name, with what keeps it from the next
 
 
 class Styles:
-    """The look of each wiring, the same in all plots of one bench."""
+    """The look of each wiring, the same in all panels."""
 
     def __init__(self, wirings: Iterable[str]) -> None:
         names = list(wirings)

@@ -20,7 +20,7 @@ from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
-from rewired.progress import announce, is_first_rank
+from rewired.progress import announce
 from rewired.ranks import leave_group, run_on_ranks
 from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
@@ -31,7 +31,6 @@ from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .request import VLLM, BenchRequest
 from .results import CellFile, to_json
-from .trace import Profile
 from .transformers_engine import RankJob, measure_alone
 from .transformers_engine import measure as in_transformers
 
@@ -41,9 +40,9 @@ def bench(
 ) -> dict[str, Any]:
     """Measure what is not measured yet in `out`, and return all that is, as results.json has it.
 
-    With `profiles`, also trace a prefill of the smallest batch on the most ranks, and draw it. Under torchrun,
-    its ranks are the only number of ranks, and the first one's results are whole. Raises ValueError for what cannot be
-    measured here, RankError where a rank fails.
+    With `profiles`, also trace a prefill of the smallest batch on the most ranks. Under torchrun, its ranks are the
+    only number of ranks, and the first one's results are whole. Raises ValueError for what cannot be measured here,
+    RankError where a rank fails.
     """
     check_link(request)
     if request.engine == VLLM:
@@ -66,13 +65,10 @@ def bench(
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     for tp in tp_sizes:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
-        profile = Profile(out / "traces", min(batches)) if profiles and tp == max(tp_sizes) else None
-        if missing or profile:
-            _measure(_job(request, model.for_ranks(tp), rivals, tp, profile), missing, measured)
+        profiled = min(batches) if profiles and tp == max(tp_sizes) else None
+        if missing or profiled:
+            _measure(_job(request, model.for_ranks(tp), rivals, tp, profiled), missing, measured)
             measured = CellFile(out, request, content)
-        if profile and is_first_rank():
-            names = [rival.name for rival in rivals]
-            profile.draw(names, f"{request.model}, TP {tp}, batch {profile.batch}: prefill of {request.prompt} tokens")
     if torchrun.is_joined():
         leave_group()
     header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": environment(request.device)}
@@ -121,14 +117,12 @@ def _cut(shape: Shape, layers: int | None) -> Shape:
     return replace(shape, num_hidden_layers=layers)
 
 
-def _job(
-    request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profile: Profile | None
-) -> RankJob:
+def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profiled: int | None) -> RankJob:
     """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
     has_none = tp > 1 and request.engine != VLLM
     rivals = [rival for rival in rivals if has_none or rival.name != NONE]
     tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
-    return RankJob(request, model.config, rivals, tp, tp_shards, model.folder, profile)
+    return RankJob(request, model.config, rivals, tp, tp_shards, model.folder, profiled)
 
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:

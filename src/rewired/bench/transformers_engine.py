@@ -28,7 +28,7 @@ from .request import BenchRequest
 from .results import Cell, CellFile
 from .runs import DECODE, PREFILL, TRAINING, Steps, TrainingSteps
 from .timing import Run, Samples, interleaved
-from .trace import Profile
+from .trace import trace_prefills
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # of the largest logit, for another order of sums
 CHECKED = 64  # tokens of the prompt whose logits are compared
@@ -39,7 +39,10 @@ Models = dict[tuple[str, str], Any]  # by link and contender
 
 @dataclass(frozen=True)
 class RankJob:
-    """What every rank needs to know. `weights` is a checkpoint's folder, or None for random ones."""
+    """What every rank needs to know. `weights` is a checkpoint's folder, or None for random ones.
+
+    A prefill of `profiled` sequences is traced.
+    """
 
     request: BenchRequest
     config: dict[str, Any]
@@ -47,7 +50,7 @@ class RankJob:
     tp: int
     tp_shards: int
     weights: Path | None
-    profile: Profile | None = None
+    profiled: int | None = None
 
 
 def measure_alone(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
@@ -74,10 +77,11 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
         cell = _measure_batch(models, groups, batch, job, all_reduces)
         if distributed.get_rank() == 0:
             measured.add(cell)
-    if job.profile is not None:
+    if job.profiled is not None:
         slowest = list(groups)[-1]
         on_link = {name: model for (link, name), model in models.items() if link == slowest}
-        job.profile.trace(on_link, prompt(on_link[STOCK], job.profile.batch, job.request.prompt))
+        tokens = prompt(on_link[STOCK], job.profiled, job.request.prompt)
+        trace_prefills(on_link, tokens, measured.file.parent / "traces")
 
 
 def _measure_batch(

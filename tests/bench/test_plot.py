@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import pytest
 
-from rewired.bench import plots
+from rewired.bench.plot import throughput
 from rewired.bench.plot_style import name_of, spread
 from rewired.bench.request import BenchRequest
 from rewired.bench.results import Cell, to_json
@@ -57,14 +55,8 @@ def names(axes: Any) -> list[Any]:
     return [text for text in axes.texts if text.get_text() in map(name_of, WIRINGS)]
 
 
-def test_two_files_are_written(tmp_path: Path) -> None:
-    files = plots.draw(results(batches=(1, 4)), tmp_path)
-    assert files == [tmp_path / "throughput.png", tmp_path / "pareto.png"]
-    assert all(matplotlib.image.imread(file).std() > 0 for file in files)
-
-
 def test_of_one_number_of_ranks_each_measure_has_a_panel_over_the_batch() -> None:
-    figure = plots.throughput(results(batches=(1, 4, 16)))
+    figure = throughput(results(batches=(1, 4, 16)))
     assert titles(figure) == ["tokens/s", "prefill", "decode", "compiled decode"]
     for axes in figure.axes:
         assert axes.get_xlabel() == "batch"
@@ -74,11 +66,11 @@ def test_of_one_number_of_ranks_each_measure_has_a_panel_over_the_batch() -> Non
 
 
 def test_eager_results_have_no_panel_of_compiled_decode() -> None:
-    assert titles(plots.throughput(results(batches=(1, 4), compiled=False))) == ["tokens/s", "prefill", "decode"]
+    assert titles(throughput(results(batches=(1, 4), compiled=False))) == ["tokens/s", "prefill", "decode"]
 
 
 def test_of_several_numbers_of_ranks_each_batch_has_a_panel_over_them() -> None:
-    figure = plots.throughput(results(ranks=(1, 2, 4), batches=(1, 16), compiled=False))
+    figure = throughput(results(ranks=(1, 2, 4), batches=(1, 16), compiled=False))
     assert titles(figure) == ["batch 1", "batch 16"] * 3
     assert [axes.get_ylabel().split(",")[0] for axes in figure.axes[::2]] == ["tokens/s", "prefill", "decode"]
     for axes in figure.axes:
@@ -88,7 +80,7 @@ def test_of_several_numbers_of_ranks_each_batch_has_a_panel_over_them() -> None:
 
 
 def test_of_one_point_there_are_bars_from_standard() -> None:
-    axes = plots.throughput(results()).axes[0]
+    axes = throughput(results()).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "stock",
         "ladder",
@@ -104,49 +96,23 @@ def test_of_one_point_there_are_bars_from_standard() -> None:
 
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])
 def test_each_link_has_panels(batches: tuple[int, ...]) -> None:
-    drawn = results(batches=batches, links=("loopback", "1gbit"))
-    figure = plots.throughput(drawn)
+    figure = throughput(results(batches=batches, links=("loopback", "1gbit")))
     assert [axes.get_ylabel().split("\n")[0] for axes in figure.axes[::4]] == ["loopback", "1gbit"]
-    assert titles(plots.pareto(drawn)) == ["TP 2, loopback", "TP 2, 1gbit"]
-
-
-def test_the_frontier_is_milliseconds_over_the_tokens_of_a_device() -> None:
-    drawn = results(ranks=(2, 4), batches=(1, 4))
-    figure = plots.pareto(drawn)
-    assert titles(figure) == ["TP 2, loopback", "TP 4, loopback"]
-    for axes, tp in zip(figure.axes, (2, 4), strict=True):
-        for name, line in lines(axes).items():
-            rows = [row for row in drawn["rows"] if (row["wiring"], row["tp"]) == (name, tp)]
-            assert line.get_xdata().tolist() == [row["tokens_per_second"] / tp for row in rows]
-            assert line.get_ydata().tolist() == pytest.approx([1e3 * row["decode_seconds"] for row in rows])
-        assert {"batch 1", "batch 4"} <= {text.get_text() for text in axes.texts}
-
-
-def test_the_faster_mode_of_decoding_is_on_the_frontier() -> None:
-    drawn = results()
-    for row in drawn["rows"]:
-        row.update(decode_compiled_seconds=0.5, decode_compiled_quartiles=[0.4, 0.6])
-    axes = plots.pareto(drawn).axes[0]
-    assert all(line.get_ydata().tolist() == [500] for line in lines(axes).values())
-    assert axes.collections[0].get_segments()[0][:, 1].tolist() == [400, 600]
 
 
 def test_the_bound_is_dashed() -> None:
-    drawn = results(batches=(1, 4))
-    for figure in (plots.throughput(drawn), plots.pareto(drawn)):
-        dashed = {name for name, line in lines(figure.axes[0]).items() if line.get_linestyle() == "--"}
-        assert dashed == {"none"}
+    drawn = lines(throughput(results(batches=(1, 4))).axes[0])
+    assert {name for name, line in drawn.items() if line.get_linestyle() == "--"} == {"none"}
 
 
 def test_every_line_has_its_name_in_its_colour_and_no_name_covers_another() -> None:
-    drawn = results(batches=(1, 4))
-    for figure in (plots.throughput(drawn), plots.pareto(drawn)):
-        figure.draw_without_rendering()
-        for axes in figure.axes:
-            written = {text.get_text(): text.get_color() for text in names(axes)}
-            assert written == {name_of(name): line.get_color() for name, line in lines(axes).items()}
-            boxes = sorted((text.get_window_extent() for text in names(axes)), key=lambda box: box.y0)
-            assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
+    figure = throughput(results(batches=(1, 4)))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        written = {text.get_text(): text.get_color() for text in names(axes)}
+        assert written == {name_of(name): line.get_color() for name, line in lines(axes).items()}
+        boxes = sorted((text.get_window_extent() for text in names(axes)), key=lambda box: box.y0)
+        assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
 
 
 def test_names_are_spread_as_little_as_need_be() -> None:

@@ -1,18 +1,13 @@
-"""Plots of a bench: what each wiring wins over standard, and latency against throughput.
-
-As the Ladder paper's Figures 2 to 4. The dashed line is the bound: no communication at all.
-"""
+"""The plot of a bench: what each wiring wins over standard. The dashed line is the bound, no communication at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, NullLocator
 
 from .contenders import STANDARD
 from .plot_style import Styles, name_ends, name_of
@@ -28,42 +23,17 @@ _TITLES = {
     DECODE_COMPILED: "compiled decode",
     TRAINING: "training step",
 }
-_LOGARITHMIC_FROM = 4  # times from the smallest value of an axis to the largest
-
-
-def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write throughput.png and, of generations, pareto.png; `results` is what results.json holds."""
-    files = []
-    for plot in (throughput,) if results["request"]["trains"] else (throughput, pareto):
-        files.append(folder / f"{plot.__name__}.png")
-        plot(results).savefig(files[-1], dpi=150, metadata={"Software": ""})
-    return files
 
 
 def throughput(results: Mapping[str, Any]) -> Figure:
     """Speedups over standard: over the number of ranks where there are several, else over the batch, else as bars."""
     panels, styles = _panels(results["rows"]), Styles(distinct(results["rows"], "wiring"))
-    figure, grid = _figure(results, len(panels), len(panels[0]), size=(3.0, 2.4), sharey="row")
+    figure, grid = _figure(results, len(panels), len(panels[0]))
     for axes_of_row, panels_of_row in zip(grid, panels, strict=True):
         for axes, panel in zip(axes_of_row, panels_of_row, strict=True):
             axes.set_title(panel.title, fontsize="medium")
             (_draw_bars if len(panel.ticks) == 1 else _draw_lines)(axes, panel, styles)
         axes_of_row[0].set_ylabel(panels_of_row[0].side)
-    name_ends(figure, styles)
-    return figure
-
-
-def pareto(results: Mapping[str, Any]) -> Figure:
-    """Milliseconds per token over a device's tokens/s: a line a wiring over the batches, a panel for TP and link."""
-    rows, styles = results["rows"], Styles(distinct(results["rows"], "wiring"))
-    ranks, links = distinct(rows, "tp"), distinct(rows, "link")
-    figure, grid = _figure(results, len(links), len(ranks), size=(4.4, 3.2))
-    for axes_of_row, link in zip(grid, links, strict=True):
-        for axes, tp in zip(axes_of_row, ranks, strict=True):
-            _draw_frontiers(axes, [row for row in rows if (row["tp"], row["link"]) == (tp, link)], styles)
-            axes.set_title(f"TP {tp}, {link}", fontsize="medium")
-            axes.set_xlabel("tokens/s of a device")
-        axes_of_row[0].set_ylabel("decode, ms a token")
     name_ends(figure, styles)
     return figure
 
@@ -149,46 +119,10 @@ def _draw_bars(axes: Any, panel: _Panel, styles: Styles) -> None:
     axes.xaxis.set_major_formatter("{x:g}x")
 
 
-def _draw_frontiers(axes: Any, rows: Sequence[Row], styles: Styles) -> None:
-    """With the quartiles of a token's time; batches are written beside standard's points."""
-    for name in distinct(rows, "wiring"):
-        own = [row for row in rows if row["wiring"] == name]
-        x = [row["tokens_per_second"] / row["tp"] for row in own]
-        y, low, high = zip(*map(_milliseconds_per_token, own), strict=True)
-        axes.vlines(x, low, high, color=styles.colour(name), lw=0.8)
-        axes.plot(x, y, label=name, **styles.line(name))
-        for row, *place in zip(own, x, y, strict=True):
-            if name == STANDARD:
-                text = f"batch {row['batch']}"
-                axes.annotate(text, place, (-4, 5), textcoords="offset points", ha="right", fontsize="x-small")
-    axes.margins(x=0.2)  # for the batches
-    _rescale(axes.xaxis, axes.set_xscale)
-    _rescale(axes.yaxis, axes.set_yscale)
-
-
-def _milliseconds_per_token(row: Row) -> tuple[float, float, float]:
-    """In the faster mode of decoding, with its quartiles."""
-    modes = [mode for mode in (DECODE, DECODE_COMPILED) if f"{mode}_seconds" in row]
-    mode = min(modes, key=lambda mode: row[f"{mode}_seconds"])
-    low, high = row[f"{mode}_quartiles"]
-    return 1e3 * row[f"{mode}_seconds"], 1e3 * low, 1e3 * high
-
-
-def _rescale(axis: Any, set_scale: Callable[[str], None]) -> None:
-    """Logarithmic, where one unit would crowd the small values."""
-    low, high = axis.get_data_interval()
-    if high > _LOGARITHMIC_FROM * low:
-        set_scale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)))
-        axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:g}")
-
-
-def _figure(results: Mapping[str, Any], rows: int, columns: int, size: tuple[float, float], sharey: Any = False) -> Any:
-    """A figure with room for panels of this size in inches, and its grid of axes."""
-    layout = ConstrainedLayoutEngine(w_pad=0.1)
-    figure = Figure(figsize=(size[0] * columns + 0.5, size[1] * rows + 0.4), layout=layout)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+def _figure(results: Mapping[str, Any], rows: int, columns: int) -> Any:
+    """A figure and its grid of axes."""
+    figure = Figure(figsize=(3 * columns + 0.5, 2.4 * rows + 0.4), layout=ConstrainedLayoutEngine(w_pad=0.1))
+    grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
     for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(_title(results), fontsize="medium", color="#555555")
@@ -201,5 +135,4 @@ def _title(results: Mapping[str, Any]) -> str:
     tokens = f"prompt {first['prompt']}, {first['new']} new tokens"
     if results["request"]["trains"]:
         tokens = f"sequences of {first['prompt']} tokens"
-    what = [tokens, results["environment"]["device"]]
-    return "\n".join(["; ".join(model), "; ".join(what)])
+    return f"{'; '.join(model)}\n{tokens}; {results['environment']['device']}"
