@@ -67,10 +67,10 @@ def machine_of(model: str, tp: int, table: Mapping[str, Any] | None = None) -> t
     return Rank(named_shapes()[model], sheet, engine, tp), all_reduce
 
 
-def points(runs: Sequence[PublishedTime], table: Mapping[str, Any] | None = None) -> list[float]:
+def points(runs: Sequence[PublishedTime]) -> list[float]:
     """Predicted less published share of time saved, in points, of all but standard runs."""
     rewired = [run for run in runs if run.wiring != STANDARD]
-    saved = [1 - predicted_seconds(run, table) / predicted_seconds(run, table, STANDARD) for run in rewired]
+    saved = [1 - predicted_seconds(run) / predicted_seconds(run, wiring=STANDARD) for run in rewired]
     return [100 * (share - run.saved) for share, run in zip(saved, rewired, strict=True)]
 
 

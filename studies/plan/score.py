@@ -40,7 +40,6 @@ NOT_FITTED = (  # "around 30%" and "around 40%" of batches of 64; of which model
 GROUPS: Mapping[str, Group] = {
     "each (GPUs, batch)": lambda run: (run.tp, run.batch),
     "each number of GPUs": lambda run: run.tp,
-    "each batch": lambda run: run.batch,
     "each wiring": lambda run: run.wiring,
     "each model": lambda run: run.model,
 }
@@ -54,9 +53,9 @@ class Off:
     points: Points
 
 
-def raw(table: Mapping[str, Any] | None = None) -> list[Off]:
+def raw() -> list[Off]:
     """Of the authors' raw runs, in the parts of PARTS."""
-    return [_off(each, table) for each in timed() if each.run.wiring != STANDARD]
+    return [_off(each) for each in timed() if each.run.wiring != STANDARD]
 
 
 def held_out(group: Group) -> list[Off]:
@@ -69,10 +68,10 @@ def held_out(group: Group) -> list[Off]:
     return off
 
 
-def totals(table: Mapping[str, Any] | None = None) -> list[Off]:
+def totals() -> list[Off]:
     """Of the 70B's published speedups, prefill and decoding together."""
     rows = [row for row in published() if row.run.wiring != STANDARD]
-    return [Off(row.run, (100 * (predicted_speedup(row.run, table) - row.speedup),)) for row in rows]
+    return [Off(row.run, (100 * (predicted_speedup(row.run) - row.speedup),)) for row in rows]
 
 
 def said_left_out(model: str) -> list[Off]:
@@ -128,7 +127,7 @@ def by_link_and_wiring(rows: Sequence[Off]) -> dict[tuple[bool, str], list[Off]]
     return dict(sorted(found.items(), reverse=True))
 
 
-def _off(each: Timed, table: Mapping[str, Any] | None) -> Off:
+def _off(each: Timed, table: Mapping[str, Any] | None = None) -> Off:
     pairs = zip(predicted_speedups(each.run, table), each.speedups, strict=True)
     return Off(each.run, tuple(100 * (one - other) for one, other in pairs))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,6 @@ BAD = {
     "shards": (["--budget", "2", "--tp-shards", "3"], "tp_shards 3 does not divide"),
     "out": (["--budget", "2", "--out", "there"], "there exists"),
     "a link": (["--budget", "2", "--out", "link"], "link exists"),
-    "out, forced": (["--budget", "2", "--out", "there", "--force"], "there exists"),
 }
 
 
@@ -120,25 +118,6 @@ def test_bad_input_is_one_sentence(
     assert printed.err.startswith("rewired select: ") and printed.err.count("\n") == 1
     assert sentence in printed.err
     assert snapshot(tmp_path) == before
-
-
-def test_a_selection_is_replaced_when_forced(dense: Path, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "deep" / "choice"
-    select(str(dense), out, ask(text))
-    with pytest.raises(ValueError, match="exists: choose another name"):
-        select(str(dense), out, ask(text, budget=3))
-    select(str(dense), out, ask(text, budget=3), force=True)
-    assert json.loads((out / "selection.json").read_text())["request"]["budget"] == 3
-
-
-def test_force_replaces_nothing_but_a_selection(dense: Path, text: Path, tmp_path: Path) -> None:
-    out = select(str(dense), tmp_path / "choice", ask(text)).out
-    shutil.copytree(dense, out / "base")
-    with pytest.raises(ValueError, match="is, or holds, the source"):
-        select(str(out / "base"), out, ask(text), force=True)
-    with pytest.raises(ValueError, match="holds more than a selection, base for example"):
-        select(str(dense), out, ask(text), force=True)
-    assert (out / "base" / "model.safetensors").is_file()
 
 
 def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
 from studies.plan import caat_benchmark, fit, ladder_benchmark, score, training_benchmarks
 from studies.plan.ladder_benchmark import Run, fitted, predicted_speedup, published
-from studies.plan.predict import fill
 
 
 def test_what_is_published() -> None:
@@ -145,48 +142,3 @@ def test_the_upper_bound_is_one(model: str, nvlink: bool) -> None:
 def test_more_gpus_win_more() -> None:
     speedups = [predicted_speedup(Run("70b", 1, tp, True, "ladder")) for tp in (2, 4, 8)]
     assert speedups == sorted(speedups)
-
-
-def test_fill(tmp_path: Path) -> None:
-    """In place; comments, other columns and their order stay."""
-    file = tmp_path / "rows.csv"
-    file.write_text("# of mine\nmodel,batch,tp,nvlink,wiring,note\n70B,1,8,yes,ladder,a\n405B,4,16,no,none,b\n")
-    assert fill(file) == 2
-    lines = file.read_text().splitlines()
-    assert lines[:2] == ["# of mine", "model,batch,tp,nvlink,wiring,note,predicted_speedup"]
-    first, second = csv.DictReader(lines[1:])
-    assert first["note"] == "a"
-    assert float(first["predicted_speedup"]) == pytest.approx(101.22 / 77.39, abs=0.02)
-    assert float(second["predicted_speedup"]) > 1.3
-    before = file.read_text()
-    assert fill(file) == 2
-    assert file.read_text() == before
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ("7B,1,8,yes,ladder", "Row 1 of .* has model '7B': it must be one of 405b, 70b, 8b, 3b, 1b"),
-        ("70B,0,8,yes,ladder", "has batch '0': it must be an integer of at least 1"),
-        ("70B,1,3,yes,ladder", "has tp 3, which does not divide 64 attention heads"),
-        ("70B,1,8,maybe,ladder", "has nvlink 'maybe': it must be yes or no"),
-        ("70B,1,8,yes,desync", "has wiring 'desync': it must be one of standard, ladder, parallel, none"),
-        ("70B,1", "has wiring 'None': it must be one of"),
-    ],
-)
-def test_rows_that_say_no_run(row: str, sentence: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text(f"model,batch,tp,nvlink,wiring\n{row}\n")
-    before = file.read_text()
-    with pytest.raises(ValueError, match=sentence):
-        fill(file)
-    assert file.read_text() == before
-
-
-def test_a_file_without_the_columns(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("model,batch\n70B,1\n")
-    with pytest.raises(ValueError, match="has no column tp, nvlink, wiring"):
-        fill(file)
-    with pytest.raises(ValueError, match="There is no file"):
-        fill(tmp_path / "none.csv")

@@ -62,7 +62,6 @@ def _select(
         bool, typer.Option(help="Refit the choice and the last layers at the same budget, and compare them.")
     ] = True,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub SOURCE.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier selection in DIR.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, say what would be measured and how long it takes.")
     ] = False,
@@ -97,7 +96,6 @@ def _select(
             out,
             request,
             revision=revision,
-            force=force,
             on_score=partial(_scored, bars),
             on_step=partial(_step, bars),
             on_layer=lambda name, layer, layers: bars.show(f"refitting {name}", layer + 1, layers),
@@ -150,7 +148,7 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
         console.print(f"Measured, {done.candidates[-1].name} are better: score on more --tokens.", highlight=False)
     console.print(
         f"On {done.calibration.held_out_tokens:,} of {done.calibration.tokens:,} tokens, held out to choose each fit. "
-        f"{done.out} holds the scores, a plot and the choice. To make it:\n    {command}",
+        f"{done.out} holds the scores and the choice. To make it:\n    {command}",
         soft_wrap=True,
         highlight=False,
     )

@@ -32,8 +32,6 @@ from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import MeasuredKL, ScoreCache
 
-_FILES = ("selection.json", "wiring.json", "scores.json")
-
 OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
 
 
@@ -65,12 +63,11 @@ def select(
     request: SelectRequest,
     *,
     revision: str | None = None,
-    force: bool = False,
     on_score: OnScore = lambda *_: None,
     on_layer: OnLayer = lambda *_: None,
     on_step: OnStep = lambda _: None,
 ) -> Selection:
-    """Score the layers of `source`, choose, measure, and write scores, choice and plot to the folder `out`.
+    """Score the layers of `source`, choose, measure, and write scores and choice to the folder `out`.
 
     Scores and measurements stay in the user's cache: another budget needs no second scoring, and an interrupted one is
     resumed. Raises ValueError with one sentence for a request or a model that does not fit.
@@ -78,7 +75,7 @@ def select(
     check(request)
     dense = find_source(source, revision)
     target = Path(out) if out else Path(default_name(dense, request))
-    _check_free(target, dense.folder, force)
+    _check_free(target)
     with tempfile.TemporaryDirectory(prefix="rewired-") as scratch:
         tp_shards = check_fits(request, Checkpoint.open(dense.preview(Path(scratch))))
     check_text(request.text)
@@ -95,7 +92,7 @@ def select(
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
         selection = Selection(target, tp_shards, job.calibration, job.cache, choice, candidates)
         _write(selection, source, revision, request, staging)
-        _check_free(target, dense.folder, force)  # it took time: something may be there now
+        _check_free(target)  # it took time: something may be there now
         discard(job.work)
     return selection
 
@@ -117,17 +114,9 @@ def estimate(source: str, request: SelectRequest, *, revision: str | None = None
         return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
 
 
-def _check_free(out: Path, source: Path | None, force: bool) -> None:
-    destination.check_keeps_source(out, source)
-    if not (out.exists() or out.is_symlink()):
-        return
-    if not (force and (out / "selection.json").is_file()):
-        raise ValueError(f"{out} exists: choose another name with --out, or replace an earlier selection with --force.")
-    if others := sorted(path.name for path in out.iterdir() if path.name not in _FILES):
-        raise ValueError(
-            f"{out} holds more than a selection, {others[0]} for example, and --force replaces nothing else: choose "
-            "another name with --out."
-        )
+def _check_free(out: Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"{out} exists: choose another name with --out, or remove it.")
 
 
 class _Job:
@@ -214,5 +203,5 @@ def _write(selection: Selection, source: str, revision: str | None, request: Sel
         "candidates": [asdict(candidate) for candidate in selection.candidates],
     }
     scores = {name: {layer: asdict(one) for layer, one in selection.cache.read(name).items()} for name in request.names}
-    for name, value in zip(_FILES, (summary, selection.candidates[0].wiring, scores), strict=True):
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n")
+    for name, value in (("selection", summary), ("wiring", selection.candidates[0].wiring), ("scores", scores)):
+        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
