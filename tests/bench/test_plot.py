@@ -1,14 +1,12 @@
-"""Plots of results that are made up: their panels, what each line shows, and that names do not cover each other."""
+"""Plots of results that are made up: their panels, what each line shows, and its name."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from rewired.bench.plot import throughput
-from rewired.bench.plot_style import name_of, spread
 from rewired.bench.request import BenchRequest
 from rewired.bench.results import Cell, to_json
 
@@ -48,11 +46,7 @@ def titles(figure: Any) -> list[str]:
 
 
 def lines(axes: Any) -> dict[str, Any]:
-    return {line.get_label(): line for line in axes.lines if line.get_gid() == "wiring"}
-
-
-def names(axes: Any) -> list[Any]:
-    return [text for text in axes.texts if text.get_text() in map(name_of, WIRINGS)]
+    return {line.get_label(): line for line in axes.lines if line.get_label() in WIRINGS}
 
 
 def test_of_one_number_of_ranks_each_measure_has_a_panel_over_the_batch() -> None:
@@ -85,7 +79,7 @@ def test_of_one_point_there_are_bars_from_standard() -> None:
         "stock",
         "ladder",
         "ladder@2-4",
-        "no communication",
+        "none",
     ]
     assert [bar.get_x() for bar in axes.patches] == [1] * 4
     widths = [13 / 15 - 1, 13 / 7 - 1, 13 / 10 - 1, 13 / 5 - 1]
@@ -105,17 +99,8 @@ def test_the_bound_is_dashed() -> None:
     assert {name for name, line in drawn.items() if line.get_linestyle() == "--"} == {"none"}
 
 
-def test_every_line_has_its_name_in_its_colour_and_no_name_covers_another() -> None:
+def test_the_legend_names_every_line_in_its_colour() -> None:
     figure = throughput(results(batches=(1, 4)))
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        written = {text.get_text(): text.get_color() for text in names(axes)}
-        assert written == {name_of(name): line.get_color() for name, line in lines(axes).items()}
-        boxes = sorted((text.get_window_extent() for text in names(axes)), key=lambda box: box.y0)
-        assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
-
-
-def test_names_are_spread_as_little_as_need_be() -> None:
-    assert spread([0.1, 0.5, 0.9], 0.2) == [0.1, 0.5, 0.9]
-    assert spread([0.5, 0.5, 0.9], 0.2) == pytest.approx([0.4, 0.6, 0.9])
-    assert spread([0.5, 0.5, 0.6], 0.2) == pytest.approx([1 / 3, 1 / 3 + 0.2, 1 / 3 + 0.4])
+    (legend,) = figure.legends
+    named = {text.get_text(): line.get_color() for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
+    assert named == {name: line.get_color() for name, line in lines(figure.axes[0]).items()}
