@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,41 +75,34 @@ class _Panel:
     ticks: Sequence[int]
     rows: Mapping[str, Mapping[int, Row]]
 
-    def speedups(self, wiring: str) -> tuple[list[float], list[float], list[float]]:
+    def speedups(self, wiring: str) -> Iterator[tuple[float, ...]]:
         """And the ends of the range that each is in."""
-        ranges = [row["speedup_range"][self.measure][STANDARD] for row in self.rows[wiring].values()]
-        return (
-            [row["speedup"][self.measure][STANDARD] for row in self.rows[wiring].values()],
-            [low for low, _ in ranges],
-            [high for _, high in ranges],
-        )
+        each = [
+            (row["speedup"][self.measure][STANDARD], *row["speedup_range"][self.measure][STANDARD])
+            for row in self.rows[wiring].values()
+        ]
+        return zip(*each, strict=True)
 
 
 def _panels(rows: Sequence[Row]) -> list[list[_Panel]]:
     """By row and column of the figure."""
     measures = [measure for measure in _TITLES if any(measure in row["speedup"] for row in rows)]
-    links = {link: [row for row in rows if row["link"] == link] for link in _distinct(rows, "link")}
+    links = _distinct(rows, "link")
     if len(_distinct(rows, "tp")) == 1:
-        return [[_over_batches(of_link, measure) for measure in measures] for of_link in links.values()]
-    return [_over_ranks(of_link, measure) for of_link in links.values() for measure in measures]
+        return [[_panel(rows, link, measure, "batch") for measure in measures] for link in links]
+    by_batch = [[row for row in rows if row["batch"] == batch] for batch in _distinct(rows, "batch")]
+    return [[_panel(own, link, measure, "tp") for own in by_batch] for link in links for measure in measures]
 
 
-def _over_batches(rows: Sequence[Row], measure: str) -> _Panel:
-    return _panel(rows, measure, "batch", _TITLES[measure], f"{rows[0]['link']}\nspeedup over standard")
-
-
-def _over_ranks(rows: Sequence[Row], measure: str) -> list[_Panel]:
-    side = f"{_TITLES[measure]}, {rows[0]['link']}\nspeedup over standard"
-    by_batch = {batch: [row for row in rows if row["batch"] == batch] for batch in _distinct(rows, "batch")}
-    return [_panel(own, measure, "tp", f"batch {batch}", side) for batch, own in by_batch.items()]
-
-
-def _panel(rows: Sequence[Row], measure: str, unit: str, title: str, side: str) -> _Panel:
+def _panel(rows: Sequence[Row], link: str, measure: str, unit: str) -> _Panel:
     of_wiring: dict[str, dict[int, Row]] = {}
     for row in rows:
-        if measure in row["speedup"]:
+        if row["link"] == link and measure in row["speedup"]:
             of_wiring.setdefault(row["wiring"], {})[row[unit]] = row
-    return _Panel(title, side, measure, unit, _distinct(rows, unit), of_wiring)
+    title, side = _TITLES[measure], link
+    if unit == "tp":
+        title, side = f"batch {rows[0]['batch']}", f"{_TITLES[measure]}, {link}"
+    return _Panel(title, f"{side}\nspeedup over standard", measure, unit, _distinct(rows, unit), of_wiring)
 
 
 def _draw_lines(axes: Any, panel: _Panel, styles: Mapping[str, dict[str, Any]]) -> None:

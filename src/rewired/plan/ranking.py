@@ -138,10 +138,6 @@ class Ranking:
     def _of_batch(self, batch: int) -> list[Priced]:
         return [row for row in self.rows if row.batch == batch]
 
-    def command(self, candidate: Candidate) -> str:
-        """The conversion that makes it."""
-        return convert_command(self.request.model, candidate, self.machine.tp)
-
 
 def make_ranking(request: PlanRequest) -> Ranking:
     """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""

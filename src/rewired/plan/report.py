@@ -10,7 +10,7 @@ from rewired.tables import new_table
 
 from .machine import Load, best_share, capacity
 from .pass_time import pass_time
-from .ranking import Priced, Ranking
+from .ranking import Priced, Ranking, convert_command
 from .weights import BF16
 
 PROMISE = (
@@ -46,7 +46,8 @@ def print_plan(plan: Ranking, explain: bool) -> None:
         _print_layer(console, plan)
     console.print("The best, to make:" if plan.best() else "No wiring within that KL is faster than standard.")
     for candidate in plan.best():
-        console.print(f"    {plan.command(candidate)}", soft_wrap=True, highlight=False)
+        command = convert_command(request.model, candidate, plan.machine.tp)
+        console.print(f"    {command}", soft_wrap=True, highlight=False)
     if plan.best() and request.weights != BF16.name:
         console.print(f"Then quantise it to {request.weights} (docs/quantise.md). KL is the wiring's alone.")
 
@@ -133,7 +134,7 @@ def to_json(plan: Ranking) -> dict[str, Any]:
         "rows": [_row_json(row) for batch in plan.caches for row in plan.listed(batch)],
         "left_out": plan.left_out,
         "layer_microseconds": {batch: layer_times(plan, batch) for batch in plan.caches},
-        "commands": [plan.command(candidate) for candidate in plan.best()],
+        "commands": [convert_command(request.model, each, plan.machine.tp) for each in plan.best()],
     }
 
 

@@ -35,47 +35,11 @@ _FILES = {
     "checkpoint": (*_CONFIGS, "README.md", *_WEIGHTS, *COMPANION_FILES),
 }
 
-# official ids by the names people use
+# official ids by the names people use: their ends, for most
 SHORT_NAMES = {
     "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
     "llama-3-8b-instruct": "meta-llama/Meta-Llama-3-8B-Instruct",
     "llama-3-70b-instruct": "meta-llama/Meta-Llama-3-70B-Instruct",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
-    "llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
-    "llama-3.1-70b-instruct": "meta-llama/Llama-3.1-70B-Instruct",
-    "llama-3.1-405b": "meta-llama/Llama-3.1-405B",
-    "llama-3.1-405b-instruct": "meta-llama/Llama-3.1-405B-Instruct",
-    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
-    "llama-3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
-    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
-    "llama-3.2-3b-instruct": "meta-llama/Llama-3.2-3B-Instruct",
-    "llama-3.3-70b-instruct": "meta-llama/Llama-3.3-70B-Instruct",
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-0.5b-instruct": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "qwen2.5-3b-instruct": "Qwen/Qwen2.5-3B-Instruct",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-    "qwen2.5-7b-instruct": "Qwen/Qwen2.5-7B-Instruct",
-    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
-    "qwen2.5-14b-instruct": "Qwen/Qwen2.5-14B-Instruct",
-    "qwen2.5-32b": "Qwen/Qwen2.5-32B",
-    "qwen2.5-32b-instruct": "Qwen/Qwen2.5-32B-Instruct",
-    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
-    "qwen2.5-72b-instruct": "Qwen/Qwen2.5-72B-Instruct",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-    "qwen3-0.6b-base": "Qwen/Qwen3-0.6B-Base",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
-    "qwen3-1.7b-base": "Qwen/Qwen3-1.7B-Base",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-4b-base": "Qwen/Qwen3-4B-Base",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-8b-base": "Qwen/Qwen3-8B-Base",
-    "qwen3-14b": "Qwen/Qwen3-14B",
-    "qwen3-14b-base": "Qwen/Qwen3-14B-Base",
-    "qwen3-32b": "Qwen/Qwen3-32B",
     "mistral-7b": "mistralai/Mistral-7B-v0.3",
     "mistral-7b-instruct": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral-nemo": "mistralai/Mistral-Nemo-Base-2407",
@@ -84,9 +48,18 @@ SHORT_NAMES = {
     "mistral-small-24b-instruct": "mistralai/Mistral-Small-24B-Instruct-2501",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",  # instruct: what the packaged copy holds
     "smollm2-135m-base": "HuggingFaceTB/SmolLM2-135M",
-    "smollm2-360m-instruct": "HuggingFaceTB/SmolLM2-360M-Instruct",
-    "smollm2-1.7b-instruct": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "tinyllama-1.1b-chat": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+} | {
+    repo.rpartition("/")[2].lower(): repo
+    for names, sizes, kinds in (
+        ("meta-llama/Llama-{}{}", ("3.1-8B", "3.1-70B", "3.1-405B", "3.2-1B", "3.2-3B"), ("", "-Instruct")),
+        ("meta-llama/Llama-{}{}", ("3.3-70B",), ("-Instruct",)),
+        ("Qwen/Qwen2.5-{}B{}", ("0.5", "1.5", "3", "7", "14", "32", "72"), ("", "-Instruct")),
+        ("Qwen/Qwen3-{}B{}", ("0.6", "1.7", "4", "8", "14"), ("", "-Base")),
+        ("Qwen/Qwen3-{}B{}", ("32",), ("",)),
+        ("HuggingFaceTB/SmolLM2-{}{}", ("360M", "1.7B"), ("-Instruct",)),
+    )
+    for repo in (names.format(size, kind) for size in sizes for kind in kinds)
 }
 
 
