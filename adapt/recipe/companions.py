@@ -36,8 +36,8 @@ class Companion(Protocol):
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
         """Raise ValueError for what makes no sense beside the recipe."""
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raise ValueError where a training cannot run on so many."""
+    def check_ranks(self, recipe: Recipe) -> None:
+        """Raise ValueError where the recipe cannot be trained on the nodes that were launched."""
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Attached | None:
         """Called on all ranks, once the models are there; None where the keys ask for nothing."""

@@ -32,8 +32,6 @@ def keys_of(stage: Stage) -> CommKeys:
         ({"comm": {"ranks_per_node": 0}}, "comm has ranks_per_node 0: give a number above 0"),
         ({"comm": {"gradients": "bf16", "gradients_in_node": "bf16"}}, "gradients that are not quantised: turn it off"),
         ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
-        ({"comm": "zero++", "fsdp_size": 2, "tp_size": 2}, "FSDP2 alone shards: leave comm or tp_size out"),
-        ({"comm": "zero++", "fsdp_size": 2, "dp_replicate_size": 2}, "leave dp_replicate_size out, and let fsdp_size"),
         ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "comm does not send adapters"),
         ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),
     ],
@@ -60,3 +58,28 @@ def test_ranks_have_to_make_whole_nodes(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # of torchrun
     with pytest.raises(ValueError, match="nodes of 4"):
         check_devices(stage, 6)
+
+
+@pytest.mark.parametrize(
+    ("on_node", "fsdp_size", "tp_size", "size"),
+    [
+        (4, 8, 1, 4),
+        (4, 4, 2, 2),
+        (2, 4, 2, 1),
+        (2, 2, 4, 1),
+        (8, 2, 2, 2),
+        (4, 3, 2, None),
+        (4, 3, 1, None),
+        (4, 4, 3, None),
+    ],
+)
+def test_of_a_node_s_ranks_some_shard_a_model(on_node: int, fsdp_size: int, tp_size: int, size: int | None) -> None:
+    """Those of the same part of a layer, and of one replica."""
+    options = Comm(ranks_per_node=on_node)
+    if size is not None:
+        assert options.node_size(fsdp_size, tp_size) == size
+        return
+    with pytest.raises(
+        ValueError, match=rf"{fsdp_size * tp_size} ranks.* do not make nodes of {on_node}: give another"
+    ):
+        options.node_size(fsdp_size, tp_size)

@@ -21,6 +21,7 @@ from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
 from rewired.comm.options import PRESETS
 from rewired.ranks import run_on_ranks
+from tests.adapt.trainer import on_cpus
 from tests.adapt.world import distillation, logged, weights, write_recipe
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
     "aligned": {"align": True, "kd_weight": 0.0},
     "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
+    "TP": {"tp_size": 2, "tp_shards": 2, "fsdp_size": 2, "max_grad_norm": 0.5},
+    "HSDP": {"dp_replicate_size": 2, "fsdp_size": 2, "max_grad_norm": 0.5, "comm": COMM | {"ranks_per_node": 1}},
 }
 
 
@@ -68,6 +71,7 @@ def outs(
 
 def train(recipes: dict[str, Path], outs: dict[str, Path]) -> None:
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
+    on_cpus.allow()
     for name in ("plain", "whole"):
         adapt(read(recipes[name], []))
     if distributed.get_rank() == 0:

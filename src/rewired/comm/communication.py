@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
 from .gradients import GradientScatter
 from .nodes import Nodes
@@ -19,7 +20,10 @@ from .weights import DifferenceGather, WeightGather
 
 
 class Communication:
-    """Sends the weights and gradients of a model that transformers has sharded by FSDP2, over all ranks."""
+    """Sends the weights and gradients of a model that transformers has sharded by FSDP2.
+
+    What ranks that share a layer send each other, and replicas of the model, goes its own way.
+    """
 
     def __init__(self, model: nn.Module, comm: Comm, nodes: Nodes) -> None:
         self.trained = dict[str, WeightGather]()
@@ -85,9 +89,10 @@ def gather_ahead(modules: Sequence[Any]) -> None:
 
 def _read_at_once(group: Any, dtype: torch.dtype) -> bool:
     """Whether FSDP2 reads a layer's reduced gradients, of this dtype, before backward ends: to cast them, to add them
-    to others, or for hooks. It divides them only where it asks for their plain sum."""
+    to others, for hooks or for replicas. It divides them only where it asks for their plain sum."""
     weights = [parameter.sharded_param for parameter in group.fsdp_params]
-    if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype:
+    has_replicas = isinstance(group.mesh_info, DDPMeshInfo)
+    if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype or has_replicas:
         return True
     return any(weight.grad is not None or weight._post_accumulate_grad_hooks for weight in weights)
 

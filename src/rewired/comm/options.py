@@ -55,12 +55,19 @@ class Comm:
         comm._check()
         return comm
 
-    def node_size(self, ranks: int) -> int:
-        """How many of all `ranks` are on a node. Raises ValueError where they do not make whole nodes."""
-        size = self.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        if ranks % size:
-            raise ValueError(f"{ranks} ranks do not make nodes of {size}: give another ranks_per_node in comm.")
-        return size
+    def node_size(self, fsdp_size: int, tp_size: int = 1) -> int:
+        """How many of the ranks that shard a model are on a node, where `tp_size` ranks share each layer.
+
+        Raises ValueError where a replica does not make whole nodes, nor a node whole replicas, or such ranks neither.
+        """
+        ranks = fsdp_size * tp_size
+        on_node = self.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        if _is_cut(on_node, ranks) or _is_cut(on_node, tp_size):
+            shared = f", of which {tp_size} share a layer," if tp_size > 1 else ""
+            raise ValueError(
+                f"{ranks} ranks{shared} do not make nodes of {on_node}: give another ranks_per_node in comm."
+            )
+        return max(1, min(on_node, ranks) // tp_size)
 
     def _check(self) -> None:
         values = asdict(self)
@@ -80,6 +87,11 @@ class Comm:
             )
         if "bf16" == self.gradients == self.gradients_in_node and (self.hadamard or self.error_feedback):
             raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
+
+
+def _is_cut(one: int, other: int) -> bool:
+    """Whether neither divides the other."""
+    return max(one, other) % min(one, other) > 0
 
 
 def _names() -> list[str]:
