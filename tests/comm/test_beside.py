@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed
-from transformers import AutoModelForCausalLM
-from transformers.distributed import DistributedConfig
 
-from rewired.comm.communication import Communication
-from rewired.comm.nodes import Nodes
+from rewired.adapt.model.student import load_student
+from rewired.adapt.recipe.keys import Recipe
+from rewired.comm.communication import _layers
+from rewired.comm.companion import CommKeys
 from rewired.comm.options import PRESETS, Comm
 from rewired.ranks import run_on_ranks
 from tests.rewired.sharded import gradients, saved, whole
@@ -23,9 +24,11 @@ from .slices import BF16
 
 WIRING = [{"layers": "1-2", "preset": "ladder", "peek": True}]
 SIZES = {"tp_shards": 8, "num_key_value_heads": 8, "num_hidden_layers": 2}  # which 8 ranks can share
+WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 512, "attention_bias": False, "mlp_bias": False}  # matrices
 STEPS = 4
-COMMS: dict[str, Comm | None] = {"plain": None, "bf16": BF16} | PRESETS
-TOLERANCES = {"bf16": 0.002, "slow-link": 0.02, "zero++": 0.04}  # of losses, as where FSDP2 is alone
+COMMS: dict[str, Comm | None] = {"plain": None, "bf16": BF16, "zero++": PRESETS["zero++"]}
+TOLERANCES = {"bf16": 0.002, "zero++": 0.04}  # of losses, as where FSDP2 is alone
+KEEPING = {"in 8 bits": Comm(error_feedback=True), "in 16 bits": Comm(secondary_shard="bf16", gather_frozen="each")}
 
 
 class Split(NamedTuple):
@@ -36,9 +39,12 @@ class Split(NamedTuple):
     tp_size: int
     on_node: int
 
-    @property
-    def ranks(self) -> int:
-        return self.dp_replicate_size * self.fsdp_size * self.tp_size
+    def recipe(self, train: str) -> Recipe:
+        sizes = {name: size for name, size in self._asdict().items() if name != "on_node"}
+        return Recipe(model="unused", datasets=[{"path": "unused"}], train=train, **sizes)
+
+    def keys(self, comm: Comm | None) -> CommKeys:
+        return CommKeys(comm and asdict(replace(comm, ranks_per_node=self.on_node)))
 
 
 SPLITS = {
@@ -56,28 +62,26 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Split, Any]]:
     """What every rank saw of each split."""
-    folder = saved(WIRING, tmp_path_factory.mktemp("base"), **SIZES)
-    return run_on_ranks(on_ranks, request.param, folder, SPLITS[request.param])
+    folders = [saved(WIRING, tmp_path_factory.mktemp("base"), **sizes) for sizes in (SIZES, WIDE)]
+    return run_on_ranks(on_ranks, request.param, *folders, SPLITS[request.param])
 
 
-def on_ranks(folder: Path, splits: list[Split]) -> dict[Split, dict[str, Trained]]:
-    return {split: {name: train(folder, split, comm) for name, comm in COMMS.items()} for split in splits}
+def on_ranks(folder: Path, wide: Path, splits: list[Split]) -> dict[Split, dict[str, Any]]:
+    return {
+        split: {name: train(folder, split, comm) for name, comm in COMMS.items()}
+        | {name: kept(wide, split, comm) for name, comm in KEEPING.items()}
+        for split in splits
+    }
 
 
 def train(folder: Path, split: Split, comm: Comm | None) -> Trained:
-    sizes = split._asdict()
-    on_node = sizes.pop("on_node")
-    plan = "auto" if split.tp_size > 1 else None
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, distributed_config=DistributedConfig(tp_plan=plan, **sizes)
-    )
+    recipe = split.recipe("all")
+    model = load_student(recipe, folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, foreach=False)
-    if comm is not None:
-        size = Comm(ranks_per_node=on_node).node_size(split.fsdp_size, split.tp_size)
-        nodes = Nodes.of(size, "cpu", split.dp_replicate_size, split.tp_size)
-        Communication(model, comm, nodes).follow(optimizer)
-    batch = tokens(split.ranks // split.tp_size)[distributed.get_rank() // split.tp_size][None]
-    losses, first = [], dict[str, Any]()
+    attached = split.keys(comm).attach(recipe, model, None)
+    if attached is not None:
+        attached.follow(optimizer)
+    batch, losses, first = own_batch(split), list[float](), dict[str, Any]()
     for _ in range(STEPS):
         loss = model.train()(batch, labels=batch).loss
         loss.backward()
@@ -85,7 +89,34 @@ def train(folder: Path, split: Split, comm: Comm | None) -> Trained:
         first = first or gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-    return Trained(losses, first, {name: whole(one).numpy() for name, one in model.named_parameters()})
+    return Trained(losses, first, {name: whole(one).detach().numpy() for name, one in model.named_parameters()})
+
+
+def own_batch(split: Split) -> torch.Tensor:
+    rank, ranks = distributed.get_rank() // split.tp_size, distributed.get_world_size() // split.tp_size
+    return tokens(ranks)[rank][None]
+
+
+def kept(folder: Path, split: Split, comm: Comm) -> dict[str, tuple[float, float]]:
+    """Bytes that this rank keeps where one of two layers is trained, and those that a dry run tells."""
+    recipe = split.recipe("rewired")
+    model = load_student(recipe, folder)
+    attached = split.keys(comm).attach(recipe, model, None)
+    assert attached is not None
+    batch = own_batch(split)
+    model.train()(batch, labels=batch).loss.backward()
+    gathers = [group._all_gather_comm for _, _, group in _layers(model)]
+    trained = list(attached.trained.values())
+    held = {
+        "secondary shard": [one.secondary for one in trained],
+        "frozen weights gathered once": [one.secondary for one in gathers if one not in trained],
+        "error feedback": [one.error for one in attached.gradients.values()],
+    }
+    told = split.keys(comm).memory(recipe, model, torch.float32, 0.0)
+    return {
+        name: (sum(tensor.nbytes for tensor in tensors if tensor is not None), told.get(name, 0.0))
+        for name, tensors in held.items()
+    }
 
 
 @pytest.mark.parametrize("name", list(TOLERANCES))
@@ -114,3 +145,12 @@ def test_all_ranks_hold_the_same_model(name: str, found: list[dict[Split, Any]])
         for other in others:
             for weight in first:
                 np.testing.assert_array_equal(other[weight], first[weight], err_msg=f"{split} {weight}")
+
+
+@pytest.mark.parametrize("name", list(KEEPING))
+def test_a_dry_run_tells_how_much_is_kept(name: str, found: list[dict[Split, Any]]) -> None:
+    for one in found:
+        for split, sizes in one.items():
+            for part, (held, told) in sizes[name].items():
+                assert told == pytest.approx(held, rel=0.1), (split, part)
+    assert any(held > 0 for held, _ in found[0][SPLITS[len(found)][0]][name].values())

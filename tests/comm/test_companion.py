@@ -31,6 +31,14 @@ def keys_of(stage: Stage) -> CommKeys:
         ({"comm": {"hadamard": "yes"}}, "comm has hadamard 'yes': give true or false"),
         ({"comm": {"ranks_per_node": 0}}, "comm has ranks_per_node 0: give a number above 0"),
         ({"comm": {"gradients": "bf16", "gradients_in_node": "bf16"}}, "gradients that are not quantised: turn it off"),
+        ({"comm": {"pipeline": 0}}, "comm has pipeline 0: give a number above 0"),
+        ({"comm": {"gradients": {0: "int4", 0.5: "int2"}}}, "comm has gradients 'int2': choose int4, int8, bf16"),
+        (
+            {"comm": {"gradients": {0.5: "bf16"}}},
+            "of what they are from 0 on, and from other parts of a training, below 1",
+        ),
+        ({"comm": {"gradients": {0: "int4", 50: "bf16"}}}, "from other parts of a training, below 1"),
+        ({"comm": {"weights": {0: "int8", 0.5: "bf16"}}}, "a mapping is for gradients"),
         ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
         ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "comm does not send adapters"),
         ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),
@@ -43,9 +51,17 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str, t
 
 def test_comm_is_a_preset_or_a_mapping(tmp_path: Path) -> None:
     sharded = write(tmp_path / "r.yaml", **LEAST, fsdp_size=4, comm="zero++")
-    preset, own = (read(sharded, flags)[0] for flags in ([], ["--comm", "{gradients: int8, secondary_shard: none}"]))
+    preset, own, late = (
+        read(sharded, flags)[0]
+        for flags in (
+            [],
+            ["--comm", "{gradients: int8, secondary_shard: none}"],
+            ["--comm", "{gradients: {0: int4, 0.5: bf16}}"],
+        )
+    )
     assert preset.given["comm"] == "zero++" and keys_of(preset).options == PRESETS["zero++"]
     assert keys_of(own).options == Comm(gradients="int8", secondary_shard="none")
+    assert keys_of(late).options == Comm(gradients={0: "int4", 0.5: "bf16"})
     assert keys_of(read(write(tmp_path / "r.yaml", **LEAST), [])[0]).options is None
 
 

@@ -31,7 +31,10 @@ COMM = {"error_feedback": True, "ranks_per_node": 2}
 DIFFERENCES = COMM | {"weights": "int4-difference"}
 WAYS: dict[str, dict[str, Any]] = {
     # in parts of a step, with activations computed twice and gradients clipped
-    "all": {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+    "all": {
+        **{"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+        "comm": COMM | {"gradients": {0: "int4", 0.25: "int8"}, "pipeline": 2},  # changes before it is cut off
+    },
     "differences": {"comm": DIFFERENCES, "eval_steps": STEPS // 2},  # measured, and so gathered, before it is saved
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
     "aligned": {"align": True, "kd_weight": 0.0},

@@ -45,13 +45,18 @@ class Communication:
         """Gather weights anew after each of the optimizer's steps."""
         optimizer.register_step_post_hook(lambda *_: self.weights_changed())
 
+    def at(self, done: float) -> None:
+        """So much of the training is done."""
+        for scatter in self.gradients.values():
+            scatter.done = done
+
     def weights_changed(self) -> None:
         for gather in self.trained.values():
             gather.forget()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """What error feedback and differences remember on this rank; a training is resumed with it."""
-        errors = {name: one.error for name, one in self.gradients.items()}
+        errors = {name: None if one.error is None else one.error.clone() for name, one in self.gradients.items()}
         replicas = {name: one.state() for name, one in self._differences().items()}
         return {"errors": _without_none(errors), "replicas": _without_none(replicas)}
 
@@ -70,7 +75,8 @@ def _gather(comm: Comm, nodes: Nodes, layout: Layout, is_trained: bool) -> Weigh
     if not is_trained:
         return WeightGather(nodes, None, comm.gather_frozen == "once")
     if comm.weights != DIFFERENCES:
-        return WeightGather(nodes, Packing(comm.weights, layout), comm.secondary_shard == "node")
+        kept = Packing("bf16", layout) if comm.secondary_shard == "bf16" else None
+        return WeightGather(nodes, Packing(comm.weights, layout), comm.secondary_shard != "none", kept)
     if nodes.count == 1:  # what would come of differences between nodes
         return WeightGather(nodes, Packing("bf16", layout), keeps=True)
     return DifferenceGather(nodes, layout)

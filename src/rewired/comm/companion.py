@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from trl import SFTConfig
 
 from rewired.adapt.recipe.keys import LORA, Recipe
 
 from .communication import Communication
 from .late_gradients import compute_late
+from .memory import kept_bytes
 from .nodes import Nodes
 from .options import Comm
 
@@ -49,6 +51,11 @@ class CommKeys:
     def check_ranks(self, recipe: Recipe) -> None:
         if options := self.options:
             options.node_size(recipe.fsdp_size, recipe.tp_size)
+
+    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
+        if (options := self.options) is None:
+            return {}
+        return kept_bytes(options, recipe, model, dtype.itemsize, 0.0 if recipe.align else teacher)
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
