@@ -101,7 +101,7 @@ def measure_parts(rounds: int) -> list[Seconds]:
             nodes, Layout((NUMBERS // RANKS,), (True,)), replace(PRESETS["zero++"], pipeline=chunks)
         )
         whole, own = torch.randn(NUMBERS), torch.empty(NUMBERS // RANKS)
-        reductions[f"{chunks} chunks"] = partial(scatter, own, whole, distributed.group.WORLD, ReduceOp.AVG)
+        reductions[f"chunks: {chunks}"] = partial(scatter, own, whole, distributed.group.WORLD, ReduceOp.AVG)
     return [in_turns(steps, rounds), in_turns(reductions, 3 * rounds)]
 
 
