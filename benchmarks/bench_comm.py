@@ -4,13 +4,14 @@
 
 Four ranks in two network namespaces, which are the nodes; what one sends the other passes a token bucket. All ways of
 communication take turns in the same ranks, on copies of one small Llama, and so does a step whose collectives stay on
-the rank, which is what a step takes without a network. A time is the slowest rank's.
+the rank, which is what a step takes without a network. With `--parts`, those of ZeRO++ take turns, each alone, and its
+reduction of one layer's gradients in several chunks. A time is the slowest rank's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from page import parser, show
 from torch import distributed
-from torch.distributed import init_device_mesh
+from torch.distributed import ReduceOp, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -26,8 +27,10 @@ from turns import Seconds, faster, in_turns
 
 from rewired.bench.link import EmulatedLink, EmulatedNetwork
 from rewired.comm.communication import Communication
+from rewired.comm.gradients import GradientScatter
 from rewired.comm.nodes import Nodes
 from rewired.comm.options import PRESETS, Comm
+from rewired.comm.packing import Layout
 from rewired.ranks import run_on_ranks
 from rewired.tables import markdown
 
@@ -35,27 +38,40 @@ RANKS, RANKS_PER_NODE = 4, 2
 SIZES = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 6}
 VOCABULARY, ROWS, TOKENS = 2048, 2, 512
 PLAIN, ALONE = "FSDP2", "no network"
-WAYS: dict[str, Comm | None] = {
-    ALONE: None,
-    PLAIN: None,
-    "bf16": Comm("bf16", "bf16", "bf16", secondary_shard="none", hadamard=False),
+BF16 = Comm("bf16", "bf16", "bf16", secondary_shard="none", hadamard=False)
+Ways = dict[str, Comm | None]
+WAYS: Ways = {ALONE: None, PLAIN: None, "bf16": BF16, "zero++": PRESETS["zero++"], "slow-link": PRESETS["slow-link"]}
+PARTS: Ways = {
+    "bf16": BF16,
+    "qwZ": replace(BF16, weights="int8"),
+    "hpZ": replace(BF16, secondary_shard="bf16"),
+    "qgZ": replace(BF16, gradients="int4", gradients_in_node="int4", pipeline=2),
     "zero++": PRESETS["zero++"],
-    "slow-link": PRESETS["slow-link"],
 }
+CHUNKS, NUMBERS = (1, 2, 4), 2**23  # of gradients
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
     made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--parts", action="store_true", help="The parts of ZeRO++ instead of whole ways.")
     args = made.parse_args()
+    measured = measure_parts if args.parts else measure
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
-        seconds = run_on_ranks(measure, RANKS, args.rounds, prepare=OnNodes(network).enter)[0]
-    plain, alone = seconds[PLAIN], seconds[ALONE]
-    share = median(1 - one / all_of_it for one, all_of_it in zip(alone, plain, strict=True))
-    cells = [[name, f"{median(seconds[name]):.2f}", faster(plain, seconds[name])] for name in WAYS]
-    table = markdown(["", "seconds", "faster than FSDP2 (quartiles)"], cells)
-    show(f"FSDP2 as it is spends {share:.0%} of a step in communication.\n\n{table}", "torch")
+        found = run_on_ranks(measured, RANKS, args.rounds, prepare=OnNodes(network).enter)[0]
+    lines = [table(seconds) for seconds in found]
+    if not args.parts:
+        pairs = zip(found[0][ALONE], found[0][PLAIN], strict=True)
+        share = median(1 - one / all_of_it for one, all_of_it in pairs)
+        lines.insert(0, f"FSDP2 as it is spends {share:.0%} of a step in communication.")
+    show("\n\n".join(lines), "torch")
+
+
+def table(seconds: Seconds) -> str:
+    base = PLAIN if PLAIN in seconds else next(iter(seconds))
+    cells = [[name, f"{median(samples):.2f}", faster(seconds[base], samples)] for name, samples in seconds.items()]
+    return markdown(["", "seconds", f"faster than {base} (quartiles)"], cells)
 
 
 @dataclass(frozen=True)
@@ -69,10 +85,24 @@ class OnNodes:
         self.network.enter(rank // self.ranks_per_node)
 
 
-def measure(rounds: int) -> Seconds:
+def measure(rounds: int) -> list[Seconds]:
     """Of a step, of all ways."""
     nodes = Nodes.of(RANKS_PER_NODE, "cpu")
-    return in_turns({name: step_of(name, comm, nodes) for name, comm in WAYS.items()}, rounds)
+    return [in_turns({name: step_of(name, comm, nodes) for name, comm in WAYS.items()}, rounds)]
+
+
+def measure_parts(rounds: int) -> list[Seconds]:
+    """Of a step, of the parts of ZeRO++, and of a reduction in chunks."""
+    nodes = Nodes.of(RANKS_PER_NODE, "cpu")
+    steps = {name: step_of(name, comm, nodes) for name, comm in PARTS.items()}
+    reductions = {}
+    for chunks in CHUNKS:
+        scatter = GradientScatter(
+            nodes, Layout((NUMBERS // RANKS,), (True,)), replace(PRESETS["zero++"], pipeline=chunks)
+        )
+        whole, own = torch.randn(NUMBERS), torch.empty(NUMBERS // RANKS)
+        reductions[f"chunks: {chunks}"] = partial(scatter, own, whole, distributed.group.WORLD, ReduceOp.AVG)
+    return [in_turns(steps, rounds), in_turns(reductions, 3 * rounds)]
 
 
 def step_of(name: str, comm: Comm | None, nodes: Nodes) -> Callable[[], None]:

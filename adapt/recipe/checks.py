@@ -70,7 +70,7 @@ def check_devices(stage: Stage, ranks: int) -> None:
             f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
         )
     for companion in stage.companions:
-        companion.check_ranks(ranks)
+        companion.check_ranks(recipe)
 
 
 def _check_numbers(config: SFTConfig) -> None:

@@ -23,6 +23,9 @@ class Attached(Protocol):
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once, before the first step."""
 
+    def at(self, done: float) -> None:
+        """Called before each step, with the part of the training that is done."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps for this rank."""
 
@@ -36,8 +39,12 @@ class Companion(Protocol):
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
         """Raise ValueError for what makes no sense beside the recipe."""
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raise ValueError where a training cannot run on so many."""
+    def check_ranks(self, recipe: Recipe) -> None:
+        """Raise ValueError where the recipe cannot be trained on the nodes that were launched."""
+
+    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
+        """Bytes of what it keeps on a device, by names, for a `model` in `dtype`; a device's part of the original has
+        `teacher`."""
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Attached | None:
         """Called on all ranks, once the models are there; None where the keys ask for nothing."""

@@ -42,6 +42,11 @@ class ShardedTrainer(AdaptTrainer):
             companion.follow(optimizer)
         return optimizer
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        for companion in self._companions:
+            companion.at(self.state.global_step / self.state.max_steps)
+        return super().training_step(*args, **kwargs)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         assert output_dir is not None, "only checkpoints are saved"
         self.model.save_pretrained(output_dir, distributed_checkpoint=True, is_main_process=self.args.should_save)

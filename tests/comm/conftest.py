@@ -11,10 +11,10 @@ from rewired.ranks import run_on_ranks
 from tests.adapt.conftest import _own_cache, dense, rows  # noqa: F401 - fixtures
 
 from .slices import RANKS
-from .test_gradients import divided, gradients, norms, not_finite, repeated, resumed
+from .test_gradients import divided, gradients, norms, not_finite, pipelined, repeated, resumed, scheduled
 from .test_models import TALKING, TRAINED, frozen, traffic, trained
-from .test_overlaps import order, read_early
-from .test_weights import differences, weights
+from .test_overlaps import order, pipeline, read_early
+from .test_weights import differences, kept_in_16_bits, weights
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +27,15 @@ def on_ranks() -> dict[str, Any]:
     nodes = {size: Nodes.of(size, "cpu") for size in (1, 2, 4)}
     return {
         "gradients": {size: gradients(nodes[size]) for size in nodes},
+        "pipelined": {size: pipelined(nodes[size]) for size in nodes},
+        "scheduled": scheduled(nodes[2]),
         "divided": {op: divided(nodes[2], op) for op in ("SUM", "PREMUL_SUM")},
         "not finite": {bad: not_finite(nodes[2], bad) for bad in (float("inf"), float("nan"))},
         "feedback": {on: repeated(nodes[2], on) for on in (False, True)},
         "resumed": resumed(nodes[2]),
         "norms": norms(nodes[2]),
         "weights": {size: weights(nodes[size]) for size in nodes},
+        "in 16 bits": kept_in_16_bits(nodes[2]),
         "differences": {size: differences(nodes[size]) for size in (1, 2)},
         "bytes": {name: traffic(nodes[2], comm) for name, comm in TALKING.items()},
         "trained": {(name, size): trained(nodes[size], comm) for name, comm in TRAINED.items() for size in (1, 2)},
@@ -40,5 +43,6 @@ def on_ranks() -> dict[str, Any]:
         "at once": trained(nodes[2], TRAINED["slow-link"], at_once=True),
         "frozen": frozen(nodes[2]),
         "read early": read_early(nodes[2]),
+        "pipeline": pipeline(nodes[2]),
         "order": {checkpoints: order(nodes[2], checkpoints) for checkpoints in (False, True)},
     }

@@ -66,6 +66,52 @@ def test_rotated_gradients_come_back_turned(found: list[dict[str, Any]]) -> None
         assert errors["bf16"] < errors["slow-link"] < errors["zero++"]
 
 
+PIPELINES = (1, 2, 3, 7)  # of three blocks
+
+
+def pipelined(nodes: Nodes) -> dict[int, list[Any]]:
+    """What arrives in three steps, with error feedback, in so many chunks."""
+    arrived = {}
+    for chunks in PIPELINES:
+        scatter = GradientScatter(nodes, LAYOUT, Comm(error_feedback=True, pipeline=chunks))
+        arrived[chunks] = [reduced(scatter, gradient(distributed.get_rank(), step)).numpy() for step in range(3)]
+    return arrived
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_in_chunks_the_same_arrives_bit_for_bit(size: int, found: list[dict[str, Any]]) -> None:
+    for one in found:
+        whole, *others = one["pipelined"][size].values()
+        for other in others:
+            assert all((arrived == expected).all() for arrived, expected in zip(other, whole, strict=True))
+
+
+SCHEDULE = Comm(gradients={0: "int4", 0.5: "bf16"}, gradients_in_node={0: "int8", 0.25: "int4", 0.5: "bf16"})
+
+
+def scheduled(nodes: Nodes) -> list[Any]:
+    """What arrives at the beginning of a training, in the middle and at the end."""
+    layer = nn.Linear(16, 16)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
+    communication, arrived = Communication(layer, SCHEDULE, nodes), []
+    [scatter] = communication.gradients.values()
+    scatter.layout = LAYOUT
+    for done in (0.0, 0.25, 0.49, 0.5, 1.0):
+        communication.at(done)
+        arrived.append(reduced(scatter, gradient(distributed.get_rank())).numpy())
+    return arrived
+
+
+def test_how_gradients_travel_changes_where_the_schedule_says(found: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(found):
+        exact = torch.stack([gradient(other)[rank] for other in range(RANKS)]).mean(0)
+        int8, int4, still_int4, bf16, last = map(torch.from_numpy, one["scheduled"])
+        assert torch.equal(int4, still_int4) and torch.equal(bf16, last)
+        assert torch.equal(int8, torch.from_numpy(one["gradients"][2]["slow-link"]))
+        errors = [float((arrived - exact).norm()) for arrived in (bf16, int8, int4)]
+        assert errors == sorted(errors) and 10 * errors[0] < errors[1]
+
+
 def divided(nodes: Nodes, name: str) -> Any:
     op = getattr(ReduceOp, name)
     scatter = GradientScatter(nodes, LAYOUT, BF16)

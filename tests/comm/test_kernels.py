@@ -12,6 +12,7 @@ from rewired.comm.packing import (
     join_parts,
     pack_parts,
     pack_shard,
+    repack,
     split_slices,
     unpack_shards,
 )
@@ -30,7 +31,7 @@ def both_ways(packing: Packing) -> list[torch.Tensor]:
     weights = unpack_shards(packed, packing=packing, dtype=torch.bfloat16)
     sent = pack_parts(*split_slices(slices, HADAMARD, layout=LAYOUT), packing=packing)
     total = join_parts(*add_up(add_up_packed(sent, packing), packing=packing), HADAMARD, layout=LAYOUT, factor=0.25)
-    return [packed, weights, total]
+    return [packed, weights, total, repack(packed, packing=packing, kept=Packing("bf16", LAYOUT))]
 
 
 def add_up_packed(sent: torch.Tensor, packing: Packing) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed import init_device_mesh
+from torch import distributed, nn
+from torch.distributed import ReduceOp, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -15,10 +16,10 @@ from rewired.comm.communication import Communication
 from rewired.comm.gradients import GradientScatter
 from rewired.comm.nodes import Nodes
 from rewired.comm.options import Comm
-from rewired.comm.packing import Layout, Packing
+from rewired.comm.packing import Layout, Packing, Parts
 from rewired.comm.weights import WeightGather
 
-from .slices import RANKS
+from .slices import LAYOUT, NUMBERS, RANKS
 
 
 class Checkpointed(nn.Linear):
@@ -119,6 +120,48 @@ def test_gradients_are_reduced_while_the_layers_before_compute_unless_they_are_a
             assert events == (late if batch == "first" else [event for pair in reductions for event in pair])
         backward = one["order"][checkpoints]["first backward"]
         assert backward.index("reduce 2") < backward.index("backward 1") < backward.index("reduced 2")
+
+
+class Held(GradientScatter):
+    """A reduction, noted hop by hop. What leaves for other nodes is held back until somebody waits for it."""
+
+    events: list[str]
+
+    def _hop(self, blocks: slice, parts: Parts, dtype: str, group: Any, is_last: bool) -> Any:
+        name = f"{'between' if is_last else 'within'} {blocks.start}"
+        start = partial(super()._hop, blocks, parts, dtype, group, is_last)
+        under_way = None if is_last else start()
+        self.events.append(f"{name} leaves")
+
+        def total() -> Parts:
+            arrived = (under_way or start())()
+            self.events.append(f"{name} arrives")
+            return arrived
+
+        return total
+
+
+def pipeline(nodes: Nodes) -> dict[str, Any]:
+    arrived, scatter = [], Held(nodes, LAYOUT, Comm(pipeline=3))
+    scatter.events = []
+    for one in (scatter, GradientScatter(nodes, LAYOUT, Comm())):
+        output, whole = torch.empty(NUMBERS), torch.randn(RANKS * NUMBERS, generator=torch.Generator().manual_seed(0))
+        one(output, whole, distributed.group.WORLD, ReduceOp.AVG)
+        arrived.append(output.numpy())
+    return {"events": scatter.events, "arrived": arrived}
+
+
+def test_a_chunk_is_between_nodes_while_the_next_one_is_inside_the_node(found: list[dict[str, Any]]) -> None:
+    """ZeRO++'s section 4.1.2. No chunk inside a node waits for one between nodes."""
+    for one in found:
+        assert one["pipeline"]["events"] == [
+            *("within 0 leaves", "within 1 leaves", "within 2 leaves"),
+            *("within 0 arrives", "between 0 leaves", "within 1 arrives", "between 1 leaves"),
+            *("within 2 arrives", "between 2 leaves"),
+            *("between 0 arrives", "between 1 arrives", "between 2 arrives"),
+        ]
+        held, at_once = one["pipeline"]["arrived"]
+        assert (held == at_once).all()
 
 
 def read_early(nodes: Nodes) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from torch import distributed
 
 from rewired.adapt.recipe.reading import read
 from rewired.adapt.run import adapt
+from rewired.comm.communication import Communication
 from rewired.comm.options import PRESETS
 from rewired.ranks import run_on_ranks
+from tests.adapt.trainer import on_cpus
 from tests.adapt.world import distillation, logged, weights, write_recipe
 
 pytestmark = pytest.mark.slow
@@ -30,10 +34,15 @@ COMM = {"error_feedback": True, "ranks_per_node": 2}
 DIFFERENCES = COMM | {"weights": "int4-difference"}
 WAYS: dict[str, dict[str, Any]] = {
     # in parts of a step, with activations computed twice and gradients clipped
-    "all": {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+    "all": {
+        **{"gradient_accumulation_steps": 2, "activation_checkpointing": True, "max_grad_norm": 0.5, "train": "all"},
+        "comm": COMM | {"gradients": {0: "int4", 0.25: "int8"}, "pipeline": 2},  # changes before it is cut off
+    },
     "differences": {"comm": DIFFERENCES, "eval_steps": STEPS // 2},  # measured, and so gathered, before it is saved
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
     "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
+    "TP": {"tp_size": 2, "tp_shards": 2, "fsdp_size": 2, "max_grad_norm": 0.5},
+    "HSDP": {"dp_replicate_size": 2, "fsdp_size": 2, "max_grad_norm": 0.5, "comm": COMM | {"ranks_per_node": 1}},
 }
 
 
@@ -67,6 +76,14 @@ def outs(
 
 def train(recipes: dict[str, Path], outs: dict[str, Path]) -> None:
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
+    on_cpus.allow()
+    followed, done = Communication.at, list[float]()
+
+    def at(self: Communication, part: float) -> None:
+        done.append(part)
+        followed(self, part)
+
+    Communication.at = at  # type: ignore[method-assign]
     for name in ("plain", "whole"):
         adapt(read(recipes[name], []))
     if distributed.get_rank() == 0:
@@ -75,6 +92,15 @@ def train(recipes: dict[str, Path], outs: dict[str, Path]) -> None:
             shutil.rmtree(outs["cut"] / lost)
     distributed.barrier()
     adapt(read(recipes["cut"], []), resume=True)
+    (outs["cut"].parent / f"done-{distributed.get_rank()}.json").write_text(json.dumps(done))
+
+
+def test_schedules_go_by_the_part_of_all_steps_that_is_done(outs: dict[str, Path]) -> None:
+    """In a training, and in the second half of it, which is done anew."""
+    for rank in range(RANKS):
+        done = json.loads((outs["cut"].parent / f"done-{rank}.json").read_text())
+        steps = [*range(STEPS), *range(STEPS // 2, STEPS)]
+        assert [part for part, _ in groupby(done)] == [step / STEPS for step in steps]
 
 
 def test_it_learns_what_a_training_without_it_does(outs: dict[str, Path]) -> None:

@@ -35,6 +35,29 @@ def weights(nodes: Nodes) -> dict[str, Any]:
     return arrived
 
 
+def kept_in_16_bits(nodes: Nodes) -> list[Any]:
+    """What forward gathers in 8 bits, what backward, and what forward does after a step."""
+    gather = WeightGather(nodes, Packing("int8", LAYOUT), True, Packing("bf16", LAYOUT))
+    arrived = []
+    for step in range(3):
+        output = torch.empty(RANKS * NUMBERS)
+        gather(output, shard(distributed.get_rank() + 10 * (step == 2)), distributed.group.WORLD)
+        arrived.append(output.numpy())
+        if step == 1:
+            gather.forget()
+    return arrived
+
+
+def test_a_secondary_shard_in_16_bits_is_what_forward_received(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        forward, backward, later = (torch.from_numpy(each).view(RANKS, NUMBERS) for each in one["in 16 bits"])
+        for rank in range(RANKS):
+            received = rounded(shard(rank), "int8")
+            torch.testing.assert_close(forward[rank], received, rtol=1e-6, atol=1e-7)
+            assert torch.equal(backward[rank], rounded(forward[rank], "bf16"))
+            torch.testing.assert_close(later[rank], rounded(shard(rank + 10), "int8"), rtol=1e-6, atol=1e-7)
+
+
 STEPS = 4
 
 

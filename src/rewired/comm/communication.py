@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
 from .gradients import GradientScatter
 from .nodes import Nodes
@@ -19,7 +20,10 @@ from .weights import DifferenceGather, WeightGather
 
 
 class Communication:
-    """Sends the weights and gradients of a model that transformers has sharded by FSDP2, over all ranks."""
+    """Sends the weights and gradients of a model that transformers has sharded by FSDP2.
+
+    What ranks that share a layer send each other, and replicas of the model, goes its own way.
+    """
 
     def __init__(self, model: nn.Module, comm: Comm, nodes: Nodes) -> None:
         self.trained = dict[str, WeightGather]()
@@ -41,13 +45,18 @@ class Communication:
         """Gather weights anew after each of the optimizer's steps."""
         optimizer.register_step_post_hook(lambda *_: self.weights_changed())
 
+    def at(self, done: float) -> None:
+        """So much of the training is done."""
+        for scatter in self.gradients.values():
+            scatter.done = done
+
     def weights_changed(self) -> None:
         for gather in self.trained.values():
             gather.forget()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """What error feedback and differences remember on this rank; a training is resumed with it."""
-        errors = {name: one.error for name, one in self.gradients.items()}
+        errors = {name: None if one.error is None else one.error.clone() for name, one in self.gradients.items()}
         replicas = {name: one.state() for name, one in self._differences().items()}
         return {"errors": _without_none(errors), "replicas": _without_none(replicas)}
 
@@ -66,7 +75,8 @@ def _gather(comm: Comm, nodes: Nodes, layout: Layout, is_trained: bool) -> Weigh
     if not is_trained:
         return WeightGather(nodes, None, comm.gather_frozen == "once")
     if comm.weights != DIFFERENCES:
-        return WeightGather(nodes, Packing(comm.weights, layout), comm.secondary_shard == "node")
+        kept = Packing("bf16", layout) if comm.secondary_shard == "bf16" else None
+        return WeightGather(nodes, Packing(comm.weights, layout), comm.secondary_shard != "none", kept)
     if nodes.count == 1:  # what would come of differences between nodes
         return WeightGather(nodes, Packing("bf16", layout), keeps=True)
     return DifferenceGather(nodes, layout)
@@ -85,9 +95,10 @@ def gather_ahead(modules: Sequence[Any]) -> None:
 
 def _read_at_once(group: Any, dtype: torch.dtype) -> bool:
     """Whether FSDP2 reads a layer's reduced gradients, of this dtype, before backward ends: to cast them, to add them
-    to others, or for hooks. It divides them only where it asks for their plain sum."""
+    to others, for hooks or for replicas. It divides them only where it asks for their plain sum."""
     weights = [parameter.sharded_param for parameter in group.fsdp_params]
-    if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype:
+    has_replicas = isinstance(group.mesh_info, DDPMeshInfo)
+    if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype or has_replicas:
         return True
     return any(weight.grad is not None or weight._post_accumulate_grad_hooks for weight in weights)
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from trl import SFTConfig
 
 from rewired.adapt.recipe.keys import LORA, Recipe
 
 from .communication import Communication
 from .late_gradients import compute_late
+from .memory import kept_bytes
 from .nodes import Nodes
 from .options import Comm
 
@@ -36,13 +38,6 @@ class CommKeys:
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
         if self.comm is None:
             return
-        if recipe.tp_size > 1:
-            raise ValueError("comm is for models that FSDP2 alone shards: leave comm or tp_size out.")
-        if recipe.dp_replicate_size > 1:
-            raise ValueError(
-                "comm does not reach what replicas of a model send each other: leave dp_replicate_size out, and let "
-                "fsdp_size be the number of all ranks."
-            )
         if recipe.train == LORA:
             raise ValueError("comm does not send adapters: leave comm out, or train all weights.")
         if recipe.fsdp_size == 1:
@@ -53,9 +48,14 @@ class CommKeys:
                 "them no numbers: give bf16."
             )
 
-    def check_ranks(self, ranks: int) -> None:
+    def check_ranks(self, recipe: Recipe) -> None:
         if options := self.options:
-            options.node_size(ranks)
+            options.node_size(recipe.fsdp_size, recipe.tp_size)
+
+    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
+        if (options := self.options) is None:
+            return {}
+        return kept_bytes(options, recipe, model, dtype.itemsize, 0.0 if recipe.align else teacher)
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
@@ -66,7 +66,8 @@ class CommKeys:
             compute_late(student)
         if (options := self.options) is None:
             return None
-        nodes = Nodes.of(options.node_size(recipe.fsdp_size), student.device.type)
+        size = options.node_size(recipe.fsdp_size, recipe.tp_size)
+        nodes = Nodes.of(size, student.device.type, recipe.dp_replicate_size, recipe.tp_size)
         if teacher is not None:
             Communication(teacher, options, nodes)
         return Communication(student, options, nodes)

@@ -13,10 +13,12 @@ _CHOICES = {
     "weights": ("int8", "bf16", DIFFERENCES),
     "gradients": ("int4", "int8", "bf16"),
     "gradients_in_node": ("int4", "int8", "bf16"),
-    "secondary_shard": ("node", "none"),
+    "secondary_shard": ("node", "bf16", "none"),
     "gather_frozen": ("once", "each"),
 }
 _SWITCHES = ("hadamard", "error_feedback")
+_COUNTS = ("pipeline", "ranks_per_node")
+_Schedule = str | Mapping[float, str]
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,18 @@ class Comm:
     """The keys of `comm`, each with its default.
 
     `weights` and `gradients` are how these cross nodes, `gradients_in_node` how gradients travel inside one. Weights
-    may cross as differences to what nodes hold of them. With a `secondary_shard`, the ranks of a node keep what
-    crossed until the weights change. `hadamard` rotates gradients in groups of 128 before they are quantised, and
-    `error_feedback` adds to each what the earlier ones lost. Weights that are not trained are never quantised;
-    gathered `once`, they cross nodes a single time. `ranks_per_node` is the launcher's number unless given.
+    may cross as differences to what nodes hold of them. How gradients travel may change in a training: a mapping says
+    what does from which part of it on. They are reduced in `pipeline` chunks. With a `secondary_shard`, the ranks of a
+    node keep what crossed until the weights change, as it is or in bf16. `hadamard` rotates gradients in groups of 128
+    before they are quantised, and `error_feedback` adds to each what the earlier ones lost. Weights that are not
+    trained are never quantised; gathered `once`, they cross nodes a single time. `ranks_per_node` is the launcher's
+    number unless given.
     """
 
     weights: str = "int8"
-    gradients: str = "int4"
-    gradients_in_node: str = "int8"
+    gradients: _Schedule = "int4"
+    gradients_in_node: _Schedule = "int8"
+    pipeline: int = 1
     secondary_shard: str = "node"
     hadamard: bool = True
     error_feedback: bool = False
@@ -55,31 +60,69 @@ class Comm:
         comm._check()
         return comm
 
-    def node_size(self, ranks: int) -> int:
-        """How many of all `ranks` are on a node. Raises ValueError where they do not make whole nodes."""
-        size = self.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        if ranks % size:
-            raise ValueError(f"{ranks} ranks do not make nodes of {size}: give another ranks_per_node in comm.")
-        return size
+    def node_size(self, fsdp_size: int, tp_size: int = 1) -> int:
+        """How many of the ranks that shard a model are on a node, where `tp_size` ranks share each layer.
+
+        Raises ValueError where a replica does not make whole nodes, nor a node whole replicas, or such ranks neither.
+        """
+        ranks = fsdp_size * tp_size
+        on_node = self.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        if _is_cut(on_node, ranks) or _is_cut(on_node, tp_size):
+            shared = f", of which {tp_size} share a layer," if tp_size > 1 else ""
+            raise ValueError(
+                f"{ranks} ranks{shared} do not make nodes of {on_node}: give another ranks_per_node in comm."
+            )
+        return max(1, min(on_node, ranks) // tp_size)
+
+    def hops(self, done: float) -> tuple[str, str]:
+        """How gradients travel inside a node, and between nodes, once so much of the training is done."""
+        return _at(done, self.gradients_in_node), _at(done, self.gradients)
 
     def _check(self) -> None:
         values = asdict(self)
         for key, choices in _CHOICES.items():
-            if values[key] not in choices:
-                raise ValueError(f"comm has {key} {values[key]!r}: choose {', '.join(choices)}.")
+            for value in _schedule(values[key]).values():
+                if value not in choices:
+                    raise ValueError(f"comm has {key} {value!r}: choose {', '.join(choices)}.")
+            starts = list(_schedule(values[key]))
+            if starts != [0] and not (key.startswith("gradients") and _are_parts(starts)):
+                raise ValueError(
+                    f"comm has {key} {values[key]!r}: a mapping is for gradients, of what they are from 0 on, and from "
+                    "other parts of a training, below 1."
+                )
         for key in _SWITCHES:
             if not isinstance(values[key], bool):
                 raise ValueError(f"comm has {key} {values[key]!r}: give true or false.")
-        ranks = self.ranks_per_node
-        if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
-            raise ValueError(f"comm has ranks_per_node {ranks!r}: give a number above 0.")
+        for key in _COUNTS:
+            count = values[key]
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+                raise ValueError(f"comm has {key} {count!r}: give a number above 0.")
         if self.weights == DIFFERENCES and self.secondary_shard == "none":
             raise ValueError(
                 "comm has differences of weights, and a node keeps nothing that they could differ from: "
                 "give secondary_shard node."
             )
-        if "bf16" == self.gradients == self.gradients_in_node and (self.hadamard or self.error_feedback):
+        sent = {*_schedule(self.gradients).values(), *_schedule(self.gradients_in_node).values()}
+        if sent == {"bf16"} and (self.hadamard or self.error_feedback):
             raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
+
+
+def _schedule(value: _Schedule) -> Mapping[float, str]:
+    return value if isinstance(value, Mapping) else {0: value}
+
+
+def _are_parts(starts: list[Any]) -> bool:
+    return 0 in starts and all(isinstance(start, int | float) and 0 <= start < 1 for start in starts)
+
+
+def _at(done: float, value: _Schedule) -> str:
+    starts = _schedule(value)
+    return starts[max(start for start in starts if start <= done)]
+
+
+def _is_cut(one: int, other: int) -> bool:
+    """Whether neither divides the other."""
+    return max(one, other) % min(one, other) > 0
 
 
 def _names() -> list[str]:
@@ -88,5 +131,5 @@ def _names() -> list[str]:
 
 PRESETS = {
     "slow-link": Comm(),
-    "zero++": Comm(gradients_in_node="int4", hadamard=False),  # arXiv 2306.10209
+    "zero++": Comm(gradients_in_node="int4", pipeline=2, secondary_shard="bf16", hadamard=False),  # arXiv 2306.10209
 }

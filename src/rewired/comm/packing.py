@@ -7,6 +7,7 @@ make nearly all of it; norms and gains, which are few and of another size, would
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 
 from rewired.model.kernels import kernel
 from rewired.model.payload import FORMATS
-from rewired.model.quantisation import pack, sum_in_order, unpack
+from rewired.model.quantisation import pack, shares_of, sum_in_order, unpack
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
 BITS = {"int8": 8, "int4": 4}
@@ -27,6 +28,11 @@ class Parts(NamedTuple):
 
     blocks: torch.Tensor
     others: torch.Tensor
+
+    @property
+    def layout(self) -> Layout:
+        """One of as many numbers."""
+        return Layout((self.others.shape[-1], self.blocks.shape[-2] * BLOCK), (False, True))
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,23 @@ def unpack_shards(packed: torch.Tensor, *, packing: Packing, dtype: torch.dtype)
 
 
 @kernel()
+def repack(packed: torch.Tensor, *, packing: Packing, kept: Packing) -> torch.Tensor:
+    """[..., bytes] -> [..., bytes], by `kept`."""
+    return kept.pack(packing.unpack(packed))
+
+
+@kernel()
 def split_slices(gradients: torch.Tensor, rotation: torch.Tensor | None = None, *, layout: Layout) -> Parts:
     """Each rank's slice, [nodes, ranks, numbers], as parts, [ranks, nodes, ...]."""
     blocks, others = layout.split(gradients)
     return Parts(_rotated(blocks, rotation).transpose(0, 1), others.transpose(0, 1))
+
+
+def in_chunks(parts: Parts, count: int) -> Iterator[tuple[slice, Parts]]:
+    """`parts` in at most so many chunks, each with which of the blocks it has; the first has all other numbers, too."""
+    blocks = parts.blocks.shape[-2]
+    for chunk in shares_of(blocks, max(1, min(count, blocks))):
+        yield chunk, Parts(parts.blocks[..., chunk, :], parts.others if chunk.start == 0 else parts.others[..., :0])
 
 
 @kernel()

@@ -5,8 +5,8 @@
 
 After the first hop the ranks of a node hold all of the weights between them: a secondary shard (hpZ of ZeRO++, arXiv
 2306.10209, section 3.2). It stays good until the weights change, and so backward, and all else that runs before the
-optimizer's next step, takes the second hop only. It is the very bytes that forward received: no copy that a gather
-could overtake.
+optimizer's next step, takes the second hop only. It is the very bytes that forward received, or these in 16 bits, which
+forward makes before it computes: no copy that a gather could overtake.
 
 Weights may also cross nodes as 4-bit differences to what all nodes hold of them already. What a node keeps of the last
 gather is then a replica of all weights, in bfloat16. The owner of a shard has the same replica of it, and sends how the
@@ -28,14 +28,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMi
 from rewired.model.exchange import all_gather, wait
 
 from .nodes import Nodes
-from .packing import Layout, Packing, Parts, pack_shard, unpack_shards
+from .packing import Layout, Packing, Parts, pack_shard, repack, unpack_shards
 
 
 class WeightGather(DefaultAllocMixin, AllGather):
-    """The all-gather of one layer's weights, packed by `packing`; without one they are sent as they are."""
+    """The all-gather of one layer's weights, packed by `packing`; without one they are sent as they are. What crossed
+    nodes it `keeps` as it is, or packed by `kept`."""
 
-    def __init__(self, nodes: Nodes, packing: Packing | None, keeps: bool) -> None:
-        self.nodes, self.packing, self.keeps = nodes, packing, keeps
+    def __init__(self, nodes: Nodes, packing: Packing | None, keeps: bool, kept: Packing | None = None) -> None:
+        self.nodes, self.packing, self.keeps, self.kept = nodes, packing, keeps, kept or packing
         self.secondary: torch.Tensor | None = None  # [nodes, bytes]
 
     @torch.no_grad()
@@ -44,11 +45,12 @@ class WeightGather(DefaultAllocMixin, AllGather):
     ) -> Work | None:
         """Complete on return: on a GPU on the stream that FSDP2 gathers on, which hides it behind compute. With
         `async_op`, for CPUs, what crosses nodes is under way, and the rest is done in the wait for what is returned."""
-        shards = self.secondary
+        shards, packing = self.secondary, self.kept
         if shards is None:
             shards = self._between(input_tensor)  # before the output is written, of which the input is a part
-            self.secondary = shards if self.keeps else None
-        gathering = _Gathering(partial(self._write, output_tensor, shards))
+            packing = self.packing
+            self.secondary = shards if self.keeps and packing == self.kept else None
+        gathering = _Gathering(partial(self._write, output_tensor, shards, packing))
         if async_op:
             return gathering
         gathering.wait()
@@ -62,19 +64,16 @@ class WeightGather(DefaultAllocMixin, AllGather):
         return all_gather(self._packed(shard), self.nodes.between)
 
     @torch.no_grad()
-    def _write(self, output: torch.Tensor, shards: torch.Tensor) -> None:
+    def _write(self, output: torch.Tensor, shards: torch.Tensor, packing: Packing | None) -> None:
         gathered = wait(all_gather(wait(shards), self.nodes.within)).transpose(0, 1).flatten(0, 1)  # [ranks, bytes]
-        output.copy_(self._unpacked(gathered, output.dtype).flatten())
+        output.copy_(_unpacked(gathered, packing, output.dtype).flatten())
+        if self.keeps and packing and self.kept and packing != self.kept:
+            self.secondary = repack(shards, packing=packing, kept=self.kept)
 
     def _packed(self, shard: torch.Tensor) -> torch.Tensor:  # [bytes]
         if self.packing is None:
             return shard.clone().view(torch.uint8)
         return pack_shard(shard, packing=self.packing)
-
-    def _unpacked(self, gathered: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # [ranks, numbers of a shard]
-        if self.packing is None:
-            return gathered.contiguous().view(dtype)
-        return unpack_shards(gathered, packing=self.packing, dtype=dtype)
 
 
 class DifferenceGather(WeightGather):
@@ -106,6 +105,13 @@ class DifferenceGather(WeightGather):
         blocks, others = self.difference.unpack(wait(all_gather(sent, self.nodes.between)))
         self.replica = self.whole.pack(Parts(held + blocks, others))
         return self.replica
+
+
+def _unpacked(gathered: torch.Tensor, packing: Packing | None, dtype: torch.dtype) -> torch.Tensor:
+    """[ranks, bytes] -> [ranks, numbers of a shard]."""
+    if packing is None:
+        return gathered.contiguous().view(dtype)
+    return unpack_shards(gathered, packing=packing, dtype=dtype)
 
 
 class _Gathering(Work):
