@@ -55,7 +55,7 @@ class CommKeys:
     def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
         if (options := self.options) is None:
             return {}
-        return kept_bytes(options, recipe, model, dtype.itemsize, 0.0 if recipe.align else teacher)
+        return kept_bytes(options, recipe, model, dtype.itemsize, teacher)
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
