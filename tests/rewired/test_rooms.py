@@ -13,7 +13,7 @@ import rewired
 # lowest first; rooms of one floor do not import each other
 FLOORS = (
     ("model",),
-    ("sources",),
+    ("grid", "sources"),
     ("checkpoint", "text"),
     ("evaluate", "refit", "serve"),
     ("rotate",),

@@ -1,0 +1,178 @@
+"""A model on a grid of X x Y ranks, as AxoNN splits it (arXiv 2305.13525, section III).
+
+Rank x + X * y holds, of a layer with r shards,
+
+    the stream     channels y of H, and of what X shares, the parts of its shards: tensor parallelism on H / Y channels
+    a reader       rows x and columns y of its weight; outputs are summed over Y
+    a writer       rows y and columns x of its weight; outputs are summed over X, by the stream
+    a norm         channels y of its weight; squares are summed over Y
+
+so that no activation is ever laid out anew. The stream does not know Y. Inside a module, Y ranks compute the same, and
+gradients are whole; a writer's input gets a part of its gradient from each, which is summed over Y. The embedding and
+the head stay transformers' own, split over all X * Y ranks: channels are taken behind the one, and gathered before the
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.utils.stateless import _reparametrize_module
+from transformers.distributed.tensor_parallel import TensorParallelLayer
+
+from rewired.model.collectives import sum_gradients
+from rewired.model.family import Module
+from rewired.model.reductions import Reduction
+from rewired.model.sharding import OnShards, on_this_rank
+from rewired.model.tensor_parallel import shards_of_rank
+from rewired.model.wiring import Wiring
+
+# how a parameter is split over Y and over X
+_READER = {"weight": (Shard(1), Shard(0)), "bias": (Replicate(), Shard(0))}
+_WRITER = {"weight": (Shard(0), Shard(1)), "bias": (Shard(0), Replicate())}
+_NORM = {"weight": (Shard(0), Replicate())}
+_GAIN = {"weight": (Shard(1), Shard(0))}
+
+
+class GridParallel(TensorParallelLayer):
+    """Splits a model without its head. It is transformers' style for the base, and does its layers' part, too."""
+
+    def __init__(self, x: int, y: int) -> None:
+        self.x, self.y = x, y
+
+    def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
+        mesh = mesh._unflatten(0, (self.y, self.x), ("tp_y", "tp_x"))
+        config, family = base.config, base.family
+        shards = shards_of_rank(config, mesh["tp_x"])
+        y = _Ranks(mesh.get_group("tp_y").group_name, self.y)
+        wirings = Wiring.from_json(config.wiring, config.num_hidden_layers, config.hidden_size // self.y).layers
+        for layer, layer.wirings in zip(base.decoder_layers, wirings, strict=True):
+            layer.place(shards)
+            layer.forward = partial(_run_layer, layer, layer.forward, (y.group, shards.group))
+            for names, wiring in zip(family.modules, layer.wirings, strict=True):
+                stock, norm = layer.get_submodule(names.path), layer.get_submodule(names.norm)
+                stock.wiring = wiring
+                stock.forward = partial(_run_module, stock, stock.forward, y)
+                norm.forward = partial(_normalise, norm, y)
+                for module, placements in _parts(layer, names):
+                    _split(module, placements, mesh)
+        base.last_norm.forward = partial(_normalise, base.last_norm, y)
+        _split(base.last_norm, _NORM, mesh)
+        base.get_submodule(family.embedding).register_forward_hook(lambda *args: _own_channels(args[-1], mesh["tp_y"]))
+        base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], mesh["tp_y"]))
+        return base
+
+
+class _Ranks(NamedTuple):
+    """Those that share columns, by their process group's name."""
+
+    group: str
+    count: int
+
+
+def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, dict[str, tuple[Placement, Placement]]]]:
+    """The modules of a layer whose parameters are split, and how. What is inside an attention, ranks hold whole."""
+    stock = layer.get_submodule(names.path)
+    yield layer.get_submodule(names.norm), _NORM
+    yield stock.get_submodule(names.writer.name), _WRITER
+    for reader in names.readers:
+        yield stock.get_submodule(reader.name), _READER
+    if (gain := getattr(layer, names.gain)) is not None:
+        yield gain, _GAIN
+
+
+def _split(module: nn.Module, placements: dict[str, tuple[Placement, Placement]], mesh: DeviceMesh) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        own = distribute_tensor(parameter, mesh, placements[name], src_data_rank=None)
+        setattr(module, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+
+
+def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+    """Run `layer` on parameters whose gradients are summed over ranks that hold the same, each of which gets a part.
+
+    Over X, these are all that X does not split; over Y, the readers' biases.
+    """
+    summed: dict[str, torch.Tensor] = {}
+    for dim, group in enumerate(groups) if torch.is_grad_enabled() else ():
+        own = {name: p for name, p in layer.named_parameters() if p.requires_grad and _is_replicated(p, dim)}
+        if own:
+            summed |= zip(own, sum_gradients(group, *map(on_this_rank, own.values())), strict=True)
+    with _reparametrize_module(layer, summed):
+        return run(*args, **kwargs)
+
+
+def _is_replicated(parameter: torch.Tensor, dim: int) -> bool:
+    """Whether the ranks of a mesh's dimension hold the same. What is inside a module gets its whole gradient in Y."""
+    return parameter.placements[dim].is_replicate() if isinstance(parameter, DTensor) else dim == 1
+
+
+def _run_module(
+    stock: Any, run: Callable[..., Any], y: _Ranks, *args: Any, stand_ins: Any = None, **kwargs: Any
+) -> Any:
+    """Run an attention or MLP whose readers' outputs, and whose writer's input's gradients, are summed over Y."""
+    wiring, names = stock.wiring, stock.names
+    plain = OnShards(stock, names, stock.shards, wiring.reads_shards, wiring.gives_partials, stand_ins)
+    on_grid = {
+        each.name: partial(_read, getattr(plain, each.name), getattr(stock, each.name).bias, y)
+        for each in names.readers
+    }
+    on_grid[names.writer.name] = partial(_write, getattr(plain, names.writer.name), y)
+    return run(*args, stand_ins=on_grid, **kwargs)
+
+
+def _read(project: Callable[[torch.Tensor], torch.Tensor], bias: Any, y: _Ranks, views: torch.Tensor) -> torch.Tensor:
+    """The sum is waited for when it is used: those of several readers are under way at once."""
+    own = project(views)
+    if bias is not None:  # each rank adds its equal part
+        own = own - (on_this_rank(bias) * (1 - 1 / y.count)).to(own.dtype)
+    summed: torch.Tensor = _Sum.apply(own, Reduction(y.group, adds_in_float32=torch.is_grad_enabled()))
+    return summed
+
+
+def _write(project: Callable[[torch.Tensor], torch.Tensor], y: _Ranks, hidden_states: torch.Tensor) -> torch.Tensor:
+    return project(sum_gradients(y.group, hidden_states)[0])
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+        return reduction.start(own)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def _normalise(norm: Any, y: _Ranks, view: torch.Tensor) -> torch.Tensor:
+    """RMSNorm of channels that ranks share, [..., H / Y], in float32 as transformers' own."""
+    wide = view.float()
+    mean = all_reduce(wide.square().mean(-1, keepdim=True), "sum", y.group) / y.count  # in backward an all-reduce, too
+    return on_this_rank(norm.weight) * (wide * torch.rsqrt(mean + norm.variance_epsilon)).to(view.dtype)
+
+
+def _own_channels(states: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """[B, T, H] -> [B, T, H / Y]; in backward, a gather."""
+    own: torch.Tensor = DTensor.from_local(states, mesh, [Replicate()]).redistribute(placements=[Shard(-1)]).to_local()
+    return own
+
+
+def _whole_channels(states: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """[B, T, H / Y] -> [B, T, H]; in backward, this rank's part of a gradient that is the same on all."""
+    return DTensor.from_local(states, mesh, [Shard(-1)]).full_tensor(grad_placements=[Replicate()])
+
+
+def _with_whole_channels(outputs: Any, mesh: DeviceMesh) -> Any:
+    """The base's outputs, as whoever reads them knows them."""
+    outputs.last_hidden_state = _whole_channels(outputs.last_hidden_state, mesh)
+    if outputs.hidden_states is not None:
+        outputs.hidden_states = tuple(_whole_channels(states, mesh) for states in outputs.hidden_states)
+    return outputs

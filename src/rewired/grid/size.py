@@ -1,0 +1,89 @@
+"""The size of a grid, as recipes give it, and the plan by which transformers lays a model out on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+
+from rewired.model.payload import GROUP
+
+from .parallel import GridParallel
+
+
+class TpSize(int):
+    """How many ranks share each layer's work. Of a grid it also knows the sides: `2x3` is 6, X 2 and Y 3.
+
+    A number, so that whoever only counts ranks, and every checkpoint, does not see the grid.
+    """
+
+    y = 1
+
+    @classmethod
+    def parse(cls, text: str) -> TpSize:
+        """`4`, or `2x2`. Raises ValueError."""
+        match = re.fullmatch(r"(-?\d+)(?:x([1-9]\d*))?", str(text).strip())
+        if match is None:
+            raise ValueError(f"tp_size is '{text}': give a number of ranks, or a grid of X x Y, such as 2x2.")
+        y = int(match[2] or 1)
+        size = cls(int(match[1]) * y)
+        if y > 1:
+            size.y = y
+        return size
+
+    @property
+    def x(self) -> int:
+        return self // self.y
+
+    def __str__(self) -> str:
+        return f"{self.x}x{self.y}" if self.y > 1 else super().__repr__()
+
+
+def tp_plan(config: Any, size: TpSize) -> str | dict[str, str] | None:
+    """What `DistributedConfig` takes beside `tp_size` for a language model of this RewiredConfig.
+
+    Raises ValueError, with the numbers that would do, for a grid that the model does not fit.
+    """
+    if size.y == 1:
+        return "auto" if size > 1 else None
+    check(config, size)
+    style, base = f"grid_{size}", config.family.base
+    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
+    layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan}  # the base splits them
+    return {base: style, **layers}
+
+
+def check(config: Any, size: TpSize) -> None:
+    """Raise ValueError, with the numbers that would do, if a model of this RewiredConfig does not fit the grid."""
+    shared = math.gcd(*config.family.divisible(config).values(), *[config.tp_shards] * config.depends_on_shards)
+    if shared % size.x:
+        shards = f" and tp_shards {config.tp_shards}" if config.depends_on_shards else ""
+        raise ValueError(
+            f"tp_size {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
+            f"choose an X of {_listed(_divisors(shared))}."
+        )
+    modules, width = config.resolved_wiring.modules, config.hidden_size
+    if any(module.leaves_channels or len(module.sections) > 1 for module in modules):
+        raise ValueError(
+            f"tp_size {size} splits the stream's channels over Y = {size.y}, and this wiring reduces the first ones "
+            f"only, which few ranks would hold: take tp_size {size.x}, or another wiring."
+        )
+    unit = GROUP if any(module.sections for module in modules) else 1
+    if width % (size.y * unit):
+        of = f" in groups of {unit}" if unit > 1 else ""
+        fitting = _divisors(width // unit) if width % unit == 0 else [1]
+        raise ValueError(
+            f"tp_size {size} splits hidden_size {width}{of} over Y = {size.y}: choose a Y of {_listed(fitting)}."
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,103 @@
+"""On a grid of ranks a model computes what it computes in one process, forward and backward."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from rewired.grid.size import TpSize, tp_plan
+from rewired.ranks import run_on_ranks
+from tests.rewired.sharded import gradients, load, saved
+from tests.rewired.test_against_reference import assert_close
+from tests.rewired.test_tensor_parallel_training import assert_same
+from tests.rewired.tiny import PAYLOADS, WIRINGS, rewired_config, tokens
+
+MEANT = ("standard", "ladder", "ladder-peek", "desync-2x")
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        pytest.param(name, grid, marks=[] if (name, grid) == ("ladder-peek", "2x2") else pytest.mark.slow)
+        for name in MEANT
+        for grid in ("2x2", "1x4", "4x1")
+    ],
+)
+def test_logits_tokens_and_gradients_are_those_of_one_process(name: str, grid: str, tmp_path: Path) -> None:
+    folder = saved(WIRINGS[name], tmp_path)
+    expected = answers(load(folder).train())
+    for found in run_on_ranks(answers_on_grid, 4, folder, grid):
+        assert_close(torch.from_numpy(found[0]), torch.from_numpy(expected[0]), grid)
+        assert found[1] == expected[1]
+        assert_same(found[2], expected[2])
+        assert_same(found[3], expected[2])
+
+
+def answers_on_grid(folder: Path, grid: str) -> tuple[Any, ...]:
+    """The last is with gradient checkpointing."""
+    model = load_on(folder, grid).train()
+    found = answers(model)
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    return *found, answers(model)[2]
+
+
+def answers(model: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Logits, greedy tokens, and gradients of two batches, of a loss on hidden states, too."""
+    with torch.no_grad():
+        logits = model(tokens()).logits.numpy()
+        generated = model.eval().generate(tokens(), max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
+    for batch in tokens(4).split(2):
+        outputs = model.train()(batch, labels=batch, output_hidden_states=True)
+        (outputs.loss + sum(states[..., 3:20].square().mean() for states in outputs.hidden_states)).backward()
+    return logits, generated, gradients(model)
+
+
+def load_on(folder: Path, grid: str, **sizes: int) -> Any:
+    size = TpSize.parse(grid)
+    plan = tp_plan(AutoConfig.from_pretrained(folder), size)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=DistributedConfig(tp_size=int(size), tp_plan=plan, **sizes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "grid", "sentence"),
+    [
+        ("ladder", {}, "3x2", "8 heads, 4 KV heads and MLP width 48 over X = 3: choose an X of 1, 2 or 4."),
+        ("desync-2x", {"tp_shards": 2}, "4x2", "and tp_shards 2 over X = 4: choose an X of 1 or 2."),
+        (
+            "ladder",
+            {"hidden_size": 48, "head_dim": 6},
+            "2x5",
+            "hidden_size 48 over Y = 5: choose a Y of 1, 2, 3, 4, 6,",
+        ),
+        ("partial", {}, "2x2", "this wiring reduces the first ones only.*take tp_size 2, or another wiring"),
+        ("standard-int8", {"hidden_size": 192, "head_dim": 8}, "1x2", "in groups of 64.*choose a Y of 1 or 3."),
+    ],
+)
+def test_a_grid_that_a_model_does_not_fit_is_refused(
+    name: str, changes: dict[str, Any], grid: str, sentence: str
+) -> None:
+    config = rewired_config((WIRINGS | PAYLOADS)[name], **changes)
+    with pytest.raises(ValueError, match=f"^tp_size {grid} splits.*{sentence}"):
+        tp_plan(config, TpSize.parse(grid))
+
+
+@pytest.mark.parametrize("text", ["2x", "x2", "2x0", "2.5", "two", "2x2x2"])
+def test_what_is_no_grid_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"tp_size is '{text}': give a number of ranks, or a grid"):
+        TpSize.parse(text)
+
+
+def test_a_grid_counts_as_its_ranks_and_survives_copies() -> None:
+    size = deepcopy(TpSize.parse("2x3"))
+    assert (size, size.x, size.y, str(size), json.dumps({"tp_size": size})) == (6, 2, 3, "2x3", '{"tp_size": 6}')
+    assert (TpSize.parse("4"), TpSize.parse("4x1"), str(TpSize.parse("4x1"))) == (4, 4, "4")
