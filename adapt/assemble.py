@@ -73,7 +73,7 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
     if runs_within(recipe, start.changed):
         return within(model, start.original)
     if recipe.is_sharded:
-        distributed = distributed_config(recipe)
+        distributed = distributed_config(recipe, model.config)
         return teachers.sharded(model, start.original, start.changed, dtype, distributed, recipe.load_in_4bit)
     return teachers.beside(
         unwrapped(model),

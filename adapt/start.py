@@ -20,6 +20,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.plan import Plan, make_plan
 from rewired.families import classes
+from rewired.grid.size import tp_plan
 from rewired.model.configuration import RewiredConfig
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.progress import announce
@@ -122,6 +123,7 @@ def _without_weights(config: RewiredConfig, recipe: Recipe) -> RewiredForCausalL
         model: RewiredForCausalLM = classes(config.family, "ForCausalLM")(config)
     if recipe.load_in_4bit and recipe.is_sharded:
         check_blocks(model, recipe.tp_size)
+    tp_plan(config, recipe.grid)
     choose_or_adapt(model, recipe)  # LoRA in the model's own modules
     return model
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
+from rewired.grid.size import tp_plan
 
 from ..recipe.keys import LORA, Recipe
 from . import lora
@@ -27,7 +28,8 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     """
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, **(model_init_kwargs or {})}
     if recipe.is_sharded:
-        options["distributed_config"] = distributed_config(recipe)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        options["distributed_config"] = distributed_config(recipe, config)
     if recipe.load_in_4bit and not recipe.is_sharded:
         options["quantization_config"] = in_4bit(options["dtype"])
     has_adapters = recipe.is_sharded and recipe.train == LORA
@@ -68,10 +70,10 @@ def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
     )
 
 
-def distributed_config(recipe: Recipe) -> DistributedConfig:
-    """The mesh over which transformers shards the student and its teacher when it loads them."""
-    sizes = {name: getattr(recipe, name) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
-    return DistributedConfig(**sizes, tp_plan="auto" if recipe.tp_size > 1 else None)
+def distributed_config(recipe: Recipe, config: Any) -> DistributedConfig:
+    """The mesh over which transformers shards the student, of this RewiredConfig, and its teacher as it loads them."""
+    sizes = {name: int(getattr(recipe, name)) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
+    return DistributedConfig(**sizes, tp_plan=tp_plan(config, recipe.grid))
 
 
 def unwrapped(model: Any) -> Any:

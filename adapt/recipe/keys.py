@@ -12,6 +12,7 @@ from typing import Any
 from trl import SFTConfig
 
 from rewired.families import FAMILIES
+from rewired.grid.size import TpSize
 from rewired.model.wiring_text import parse_wiring
 from rewired.text import MIX
 
@@ -68,7 +69,7 @@ class Recipe:
         0, "How many of the last layers stay gathered from forward to backward, which takes memory."
     )
     dp_replicate_size: int = _key(1, "How many such groups there are, each with a model (HSDP).")
-    tp_size: int = _key(1, "Ranks that share each layer's work (tensor parallelism).")
+    tp_size: int = _key(1, "Ranks that share each layer's work (tensor parallelism); 2x2 is a grid of X x Y.")
     ce_weight: float = _key(1.0, "Weight of the cross-entropy with the data: SFT.")
     kd_weight: float = _key(0.0, "Weight of the divergence from the original.")
     divergence: str = _key("forward_kl", "Which divergence.", DIVERGENCES)
@@ -76,6 +77,7 @@ class Recipe:
     hidden_weight: float = _key(0.0, "Weight of the stream's relative squared error after each rewired layer.")
 
     def __post_init__(self) -> None:
+        self.tp_size = self.grid
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
         self._check_lora_targets()
@@ -102,6 +104,11 @@ class Recipe:
     def is_sharded(self) -> bool:
         """Whether no rank holds the whole model."""
         return max(self.fsdp_size, self.tp_size, self.dp_replicate_size) > 1
+
+    @property
+    def grid(self) -> TpSize:
+        """The ranks that share each layer's work, as a grid."""
+        return self.tp_size if isinstance(self.tp_size, TpSize) else TpSize(self.tp_size)
 
     @property
     def ranks(self) -> int:
@@ -162,6 +169,8 @@ class Recipe:
     def _check_combinations(self) -> None:
         if self.load_in_4bit and self.train != LORA:
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
+        if self.train == LORA and self.grid.y > 1:
+            raise ValueError(f"tp_size {self.grid} is a grid, which splits no adapters: give tp_size {int(self.grid)}.")
         if self.cache_gathers and self.fsdp_size == 1:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
 

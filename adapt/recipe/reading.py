@@ -17,6 +17,8 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from trl import SFTConfig, TrlParser
 
+from rewired.grid.size import TpSize
+
 from . import checks, packaged
 from .companions import announced
 from .keys import NO_REFIT, Recipe, Stage
@@ -96,6 +98,8 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
     for action in parser._actions:
         if action.dest in _yaml_keys():
             action.type, action.nargs = _from_yaml, None
+        elif action.dest == "tp_size":
+            action.type = _grid
     written = {key: _typed(path, key, value) for key, value in content.items()}
     parser.set_defaults_with_config(**_defaults(path) | written)
     try:
@@ -153,7 +157,7 @@ def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
 def _plain(key: str, value: Any, written: Any) -> Any:
     """A value as YAML and JSON can hold it; of some mappings SFTConfig makes objects, for which the recipe keeps what
     was `written`. Numbers of steps are whole, though transformers holds some as floats, which may be shares."""
-    value = getattr(value, "value", value)
+    value = value.written if isinstance(value, TpSize) else getattr(value, "value", value)
     if key.endswith("_steps") and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
@@ -193,6 +197,13 @@ def _from_yaml(text: str) -> Any:
         return yaml.safe_load(text)
     except (RecursionError, yaml.YAMLError):
         raise argparse.ArgumentTypeError(f"{text} is not YAML") from None
+
+
+def _grid(text: str) -> TpSize:
+    try:
+        return TpSize.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Parser(TrlParser):

@@ -38,8 +38,12 @@ class TpSize(int):
     def x(self) -> int:
         return self // self.y
 
+    @property
+    def written(self) -> int | str:
+        return f"{self.x}x{self.y}" if self.y > 1 else int(self)
+
     def __str__(self) -> str:
-        return f"{self.x}x{self.y}" if self.y > 1 else super().__repr__()
+        return str(self.written)
 
 
 def tp_plan(config: Any, size: TpSize) -> str | dict[str, str] | None:
