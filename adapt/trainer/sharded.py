@@ -68,7 +68,10 @@ class ShardedTrainer(AdaptTrainer):
         if checkpoint is None:
             return
         load_optimizer_distributed(self.model, self._bare_optimizer, str(Path(checkpoint) / _MOMENTS))
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        state = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+        groups = len(self._bare_optimizer.param_groups)  # as many as there are meshes, all with the same rate
+        of_groups = {name: value[:1] * groups for name, value in state.items() if isinstance(value, list)}
+        self.lr_scheduler.load_state_dict(state | of_groups)
         for companion in self._companions:
             file, device = self._file_of(companion, checkpoint), self.args.device.type
             companion.load_state_dict(torch.load(file, map_location=device, weights_only=True))

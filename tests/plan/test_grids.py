@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -49,9 +50,9 @@ def test_rings_step_by_step(gpus: int, size: float) -> None:
 
 def test_every_grid_is_ranked_or_left_out_with_its_reason() -> None:
     plan = plan_grids(SHAPE, H100, 4, 8, batch=32, tokens=2048)
-    grids = {(grid.tp, grid.fsdp, grid.replicate) for grid in plan.grids}
+    grids = {(grid.x, grid.y, grid.fsdp, grid.replicate) for grid in plan.grids}
     divisors = [1, 2, 4, 8, 16, 32]
-    assert len(grids) + len(plan.left_out) == sum(32 % (tp * fsdp) == 0 for tp in divisors for fsdp in divisors)
+    assert len(grids) + len(plan.left_out) == sum(math.prod(four) == 32 for four in product(divisors, repeat=4))
     assert all(math.prod(grid) == 32 for grid in grids)
     assert [grid.communication for grid in plan.grids] == sorted(grid.communication for grid in plan.grids)
     assert any("does not divide num_key_value_heads 8" in reason for reason in plan.left_out)
@@ -61,7 +62,7 @@ def test_every_grid_is_ranked_or_left_out_with_its_reason() -> None:
 def test_a_grid_by_hand() -> None:
     """tp 2 and fsdp 2 within a node of 4, replicas on two nodes, whose links four rings share."""
     sheet = H100
-    grid = price(SHAPE, sheet, 4, (2, 2, 2), batch=8, tokens=100)
+    grid = price(SHAPE, sheet, 4, (2, 1, 2, 2), batch=8, tokens=100)
     layer = 2 * 4096 * (32 + 8) * 128 + 3 * 4096 * 14336
     inside, across = 450e9, 50e9 * 4 / 4
     activations = 2 * 4096 * 8 * 100 / 4
@@ -70,10 +71,22 @@ def test_a_grid_by_hand() -> None:
     assert grid.gradients == pytest.approx(32 * 2 * 1 / 2 * 2 * layer / 4 / across)
 
 
+def test_rows_and_columns_by_hand() -> None:
+    """x 2 within a node of 4, y 4 over two of them: equations 6 and 7, for readers and for writers, whose X is Y."""
+    grid = price(SHAPE, H100, 4, (2, 4, 1, 1), batch=8, tokens=100)
+    rows, inside, across = 2 * 8 * 100, 450e9, 50e9 * 4 / 2
+    of_x = 6 * 2 * 1 / 2 * rows * 4096 / 4 / inside
+    read, written = (32 + 2 * 8) * 128 + 2 * 14336, 32 * 128 + 14336
+    of_y = 2 * 3 / 4 * rows * (2 * read + written) / 2 / across
+    assert grid.tensor == pytest.approx(32 * (of_x + of_y))
+
+
 def test_the_launch_line_names_what_is_shared() -> None:
-    grid = price(SHAPE, H100, 8, (2, 16, 1), batch=32, tokens=100)
+    grid = price(SHAPE, H100, 8, (2, 1, 16, 1), batch=32, tokens=100)
     expected = "torchrun --nnodes 4 --nproc-per-node 8 -m rewired.adapt RECIPE --tp_size 2 --fsdp_size 16"
     assert grid.command(4, 8) == expected
+    columns = price(SHAPE, H100, 8, (2, 4, 4, 1), batch=32, tokens=100)
+    assert columns.command(4, 8).endswith("--tp_size 2x4 --fsdp_size 4")
 
 
 def test_what_fits_nowhere_is_refused() -> None:

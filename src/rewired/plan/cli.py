@@ -140,7 +140,7 @@ def _train(
         raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
     shape, sheet = find_shape(model), machines.load(hardware)
     plan = plan_grids(shape, sheet, nodes, gpus_per_node, sequences[0], tokens)
-    grid = next((grid for grid in plan.grids if grid.tp > 1), None)
+    grid = next((grid for grid in plan.grids if grid.tp > 1 == grid.y), None)
     if wirings is not None and grid is None:
         raise ValueError("No grid with tensor parallelism fits, so --wirings means nothing.")
     texts = None if wirings is None else parse_wirings(wirings)

@@ -1,7 +1,7 @@
 """Grids of ranks for training, ranked by AxoNN's model of communication (arXiv 2305.13525, section V).
 
-A grid is tp x fsdp x replicate, from the innermost dimension out: neighbours share a layer's work, then its weights,
-then nothing. Ring times are those of equations 1 to 3, bandwidths those of equation 10.
+A grid is x * y x fsdp x replicate, from the innermost dimension out: neighbours share a layer's work by rows, by
+columns, then its weights, then nothing. Ring times are those of equations 1 to 3, bandwidths those of equation 10.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from rewired.checkpoint.shape import Shape
+from rewired.model.family import size as width_of
 from rewired.quantities import count
 from rewired.tables import new_table
 
@@ -54,7 +56,8 @@ def bandwidths(grid: Sequence[int], gpus_per_node: int, within: float, between: 
 class Grid:
     """Seconds of a step on a grid, and bytes of one rank. Computation is the same on all of them."""
 
-    tp: int
+    x: int
+    y: int
     fsdp: int
     replicate: int
     tensor: float  # all-reduces of activations
@@ -64,13 +67,22 @@ class Grid:
     memory: float
 
     @property
+    def tp(self) -> int:
+        return self.x * self.y
+
+    @property
+    def tp_size(self) -> str:
+        """As recipes have it."""
+        return f"{self.x}x{self.y}" if self.y > 1 else str(self.x)
+
+    @property
     def communication(self) -> float:
         return self.tensor + self.weights + self.gradients
 
     def command(self, nodes: int, gpus_per_node: int) -> str:
         launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} -m rewired.adapt RECIPE"
-        sizes = {"tp_size": self.tp, "fsdp_size": self.fsdp, "dp_replicate_size": self.replicate}
-        return " ".join([launch, *(f"--{name} {size}" for name, size in sizes.items() if size > 1)])
+        sizes = {"tp_size": self.tp_size, "fsdp_size": self.fsdp, "dp_replicate_size": self.replicate}
+        return " ".join([launch, *(f"--{name} {size}" for name, size in sizes.items() if str(size) != "1")])
 
 
 @dataclass(frozen=True)
@@ -85,12 +97,12 @@ def plan_grids(shape: Shape, sheet: Hardware, nodes: int, gpus_per_node: int, ba
     Raises ValueError where none of them fits.
     """
     fitting, left_out = [], []
-    for tp, fsdp, replicate in _grids(nodes * gpus_per_node):
-        name = f"tp {tp} x fsdp {fsdp} x replicate {replicate}"
-        if refusal := _refusal(shape, tp, fsdp * replicate, batch):
+    for sizes in _grids(nodes * gpus_per_node):
+        grid = price(shape, sheet, gpus_per_node, sizes, batch, tokens)
+        name = f"tp {grid.tp_size} x fsdp {grid.fsdp} x replicate {grid.replicate}"
+        if refusal := _refusal(shape, grid, batch):
             left_out.append(f"{name}: {refusal}")
             continue
-        grid = price(shape, sheet, gpus_per_node, (tp, fsdp, replicate), batch, tokens)
         if grid.memory > sheet.memory * _USABLE:
             left_out.append(f"{name}: needs {grid.memory / 1e9:.0f} GB a GPU of {sheet.memory / 1e9:.0f}.")
             continue
@@ -111,7 +123,7 @@ def print_grids(
     grid = new_table(title, [*sizes, "all comm.", "activations", "weights", "gradients", "compute", "GB"], words=0)
     for each in plan.grids:
         seconds = each.communication, each.tensor, each.weights, each.gradients, each.compute
-        cells = (str(size) for size in (each.tp, each.fsdp, each.replicate))
+        cells = (each.tp_size, str(each.fsdp), str(each.replicate))
         grid.add_row(*cells, *(f"{time * 1e3:.1f}" for time in seconds), f"{each.memory / 1e9:.1f}")
     console.print(grid)
     caveat = "Ranked by AxoNN's model, in which no communication runs behind compute; times are no promise."
@@ -123,27 +135,30 @@ def print_grids(
 
 def to_json(plan: GridPlan, nodes: int, gpus_per_node: int) -> dict[str, Any]:
     """Times in seconds, memory in bytes of one GPU."""
-    grids = [asdict(grid) | {"communication": grid.communication} for grid in plan.grids]
+    grids = [asdict(grid) | {"tp": grid.tp, "communication": grid.communication} for grid in plan.grids]
     commands = [grid.command(nodes, gpus_per_node) for grid in plan.grids[:3]]
     return {"grids": grids, "left_out": plan.left_out, "commands": commands}
 
 
 def price(
-    shape: Shape, sheet: Hardware, gpus_per_node: int, grid: tuple[int, int, int], batch: int, tokens: int
+    shape: Shape, sheet: Hardware, gpus_per_node: int, grid: tuple[int, int, int, int], batch: int, tokens: int
 ) -> Grid:
-    tp, fsdp, replicate = grid
+    x, y, fsdp, replicate = grid
+    tp = x * y
     node = sheet.network_bandwidth * gpus_per_node
-    inner, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
+    *inner, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
     rows = batch * tokens / (fsdp * replicate)  # tokens of a step on each rank
     layers = shape.num_hidden_layers
     layer = shape.layer_weights
     shard = _ITEM * layer / tp / fsdp
-    activations = _ITEM * rows * shape.hidden_size
+    activations = _ITEM * rows * shape.hidden_size / y
+    forward, backward = (layer_sums(shape, x, y, _ITEM * rows, back) for back in (False, True))
+    sums = [2 * there + back for there, back in zip(forward, backward, strict=True)]  # forward, again, and backward
     numbers = layers * layer + shape.head_weights * (1 if shape.tie_word_embeddings else 2)
     flops = 2 * batch * tokens * (layers * layer + shape.head_weights) * _COMPUTE
     return Grid(
         *grid,
-        tensor=6 * layers * all_reduce(tp, activations, inner),  # two of each layer: forward, again, and backward
+        tensor=layers * sum(map(all_reduce, (x, y), sums, inner)),
         weights=layers * (2 * all_gather(fsdp, shard, middle) + reduce_scatter(fsdp, _ITEM * layer / tp, middle)),
         gradients=layers * all_reduce(replicate, shard, outer),
         compute=flops / (math.prod(grid) * sheet.flops * 0.5),  # half of the peak, as good trainings reach
@@ -151,14 +166,33 @@ def price(
     )
 
 
-def _grids(gpus: int) -> Iterator[tuple[int, int, int]]:
+def layer_sums(shape: Shape, x: int, y: int, row: float, backward: bool) -> tuple[float, float]:
+    """Bytes that a layer's all-reduces over X and over Y sum: equations 6 and 7, `row` of one channel's.
+
+    Readers' outputs are summed over Y and writers' over X; in backward, the gradients of their inputs the other way.
+    """
+    modules = shape.family.modules
+    widths = (
+        [module.writer.width for module in modules]
+        if backward
+        else [reader.width for module in modules for reader in module.readers]
+    )
+    return row * len(modules) * shape.hidden_size / y, row * sum(width_of(shape, width) for width in widths) / x
+
+
+def _grids(gpus: int) -> Iterator[tuple[int, int, int, int]]:
     divisors = [count for count in range(1, gpus + 1) if gpus % count == 0]
-    return ((tp, fsdp, gpus // tp // fsdp) for tp in divisors for fsdp in divisors if gpus % (tp * fsdp) == 0)
+    for x, y, fsdp in product(divisors, repeat=3):
+        if gpus % (x * y * fsdp) == 0:
+            yield x, y, fsdp, gpus // (x * y * fsdp)
 
 
-def _refusal(shape: Shape, tp: int, data_ranks: int, batch: int) -> str | None:
+def _refusal(shape: Shape, grid: Grid, batch: int) -> str | None:
     try:
-        shape.check_shards(tp)
+        shape.check_shards(grid.x)
     except ValueError as error:
         return str(error)
+    if shape.hidden_size % grid.y:
+        return f"{grid.y} ranks do not share {shape.hidden_size} channels evenly."
+    data_ranks = grid.fsdp * grid.replicate
     return None if batch % data_ranks == 0 else f"{data_ranks} ranks do not share {count(batch, 'sequence')} evenly."
