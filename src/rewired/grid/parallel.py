@@ -54,10 +54,11 @@ class GridParallel(TensorParallelLayer):
         shards = shards_of_rank(config, mesh["tp_x"])
         y = _Ranks(mesh.get_group("tp_y").group_name, self.y)
         wirings = Wiring.from_json(config.wiring, config.num_hidden_layers, config.hidden_size // self.y).layers
-        for layer, layer.wirings in zip(base.decoder_layers, wirings, strict=True):
+        for layer, of_layer in zip(base.decoder_layers, wirings, strict=True):
+            layer.wirings = of_layer
             layer.place(shards)
             layer.forward = partial(_run_layer, layer, layer.forward, (y.group, shards.group))
-            for names, wiring in zip(family.modules, layer.wirings, strict=True):
+            for names, wiring in zip(family.modules, of_layer, strict=True):
                 stock, norm = layer.get_submodule(names.path), layer.get_submodule(names.norm)
                 stock.wiring = wiring
                 stock.forward = partial(_run_module, stock, stock.forward, y)
