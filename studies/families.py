@@ -93,11 +93,12 @@ def rewritten(source: Path, model_type: str, scratch: Path) -> Path:
 
 def write_table() -> None:
     rows = sorted(read(ROWS), key=lambda row: [*WRITTEN_AS, SMALL_QWEN3].index(row["model"]))
-    cells = [
-        [row["model"], row["wiring"], row["basis"], fitted_on(row), *kls_with_errors(row["on"], TEXTS, digits=4)]
-        for row in rows
-    ]
-    table = markdown(["model", "wiring", "basis", "refitted on", "KL prose", "KL chat"], cells)
+    alike: dict[tuple[str, ...], list[str]] = {}  # models by what their rows say
+    for row in rows:
+        cells = (row["wiring"], row["basis"], fitted_on(row), *kls_with_errors(row["on"], TEXTS, digits=4))
+        alike.setdefault(cells, []).append(row["model"])
+    lines = [[", ".join(models), *cells] for cells, models in alike.items()]
+    table = markdown(["models", "wiring", "basis", "refitted on", "KL prose", "KL chat"], lines)
     put_tables(PAGE, table)
 
 
