@@ -141,7 +141,6 @@ def test_a_tokenizer_that_is_too_large_is_refused(keys: dict[str, Any], tmp_path
         ({"init": "random"}, "init is 'random': give scratch"),
         ({"init": None, "tokenizer": "a/b"}, "tokenizer is for a model from scratch"),
         ({"kd_weight": 1.0}, "no original to learn from"),
-        ({"align": True, "train": "rewired"}, "no original to learn from"),
         ({"refit": "mix"}, "or to fit to"),
         ({"train": "lora"}, "no weights to keep"),
         ({"eval_steps": 2}, "eval_steps measures KL to the original"),
