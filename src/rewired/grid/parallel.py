@@ -35,11 +35,11 @@ from rewired.model.sharding import OnShards, on_this_rank
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
 
-# how a parameter is split over Y and over X
-_READER = {"weight": (Shard(1), Shard(0)), "bias": (Replicate(), Shard(0))}
-_WRITER = {"weight": (Shard(0), Shard(1)), "bias": (Shard(0), Replicate())}
-_NORM = {"weight": (Shard(0), Replicate())}
-_GAIN = {"weight": (Shard(1), Shard(0))}
+_Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
+_READER: _Split = {"weight": (Shard(1), Shard(0)), "bias": (Replicate(), Shard(0))}
+_WRITER: _Split = {"weight": (Shard(0), Shard(1)), "bias": (Shard(0), Replicate())}
+_NORM: _Split = {"weight": (Shard(0), Replicate())}
+_GAIN: _Split = {"weight": (Shard(1), Shard(0))}
 
 
 class GridParallel(TensorParallelLayer):
@@ -76,10 +76,10 @@ class _Ranks(NamedTuple):
     """Those that share columns, by their process group's name."""
 
     group: str
-    count: int
+    number: int
 
 
-def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, dict[str, tuple[Placement, Placement]]]]:
+def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, _Split]]:
     """The modules of a layer whose parameters are split, and how. What is inside an attention, ranks hold whole."""
     stock = layer.get_submodule(names.path)
     yield layer.get_submodule(names.norm), _NORM
@@ -90,13 +90,13 @@ def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, dict[st
         yield gain, _GAIN
 
 
-def _split(module: nn.Module, placements: dict[str, tuple[Placement, Placement]], mesh: DeviceMesh) -> None:
+def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
         own = distribute_tensor(parameter, mesh, placements[name], src_data_rank=None)
         setattr(module, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
 
 
-def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str | None], *args: Any, **kwargs: Any) -> Any:
     """Run `layer` on parameters whose gradients are summed over ranks that hold the same, each of which gets a part.
 
     Over X, these are all that X does not split; over Y, the readers' biases.
@@ -133,7 +133,7 @@ def _read(project: Callable[[torch.Tensor], torch.Tensor], bias: Any, y: _Ranks,
     """The sum is waited for when it is used: those of several readers are under way at once."""
     own = project(views)
     if bias is not None:  # each rank adds its equal part
-        own = own - (on_this_rank(bias) * (1 - 1 / y.count)).to(own.dtype)
+        own = own - (on_this_rank(bias) * (1 - 1 / y.number)).to(own.dtype)
     summed: torch.Tensor = _Sum.apply(own, Reduction(y.group, adds_in_float32=torch.is_grad_enabled()))
     return summed
 
@@ -156,7 +156,8 @@ class _Sum(torch.autograd.Function):
 def _normalise(norm: Any, y: _Ranks, view: torch.Tensor) -> torch.Tensor:
     """RMSNorm of channels that ranks share, [..., H / Y], in float32 as transformers' own."""
     wide = view.float()
-    mean = all_reduce(wide.square().mean(-1, keepdim=True), "sum", y.group) / y.count  # in backward an all-reduce, too
+    squares = wide.square().mean(-1, keepdim=True)
+    mean = all_reduce(squares, "sum", y.group) / y.number  # type: ignore[arg-type]  # in backward an all-reduce, too
     return on_this_rank(norm.weight) * (wide * torch.rsqrt(mean + norm.variance_epsilon)).to(view.dtype)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
@@ -46,7 +46,7 @@ class TpSize(int):
         return str(self.written)
 
 
-def tp_plan(config: Any, size: TpSize) -> str | dict[str, str] | None:
+def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | None:
     """What `DistributedConfig` takes beside `tp_size` for a language model of this RewiredConfig.
 
     Raises ValueError, with the numbers that would do, for a grid that the model does not fit.
