@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rewired.bench.contenders import Contender, contenders
@@ -107,3 +110,34 @@ def run_none_on_the_first_rank() -> bool:
     if distributed.get_rank() == 1:
         return False
     return bool(torch.isfinite(model(TOKENS).logits).all())
+
+
+def test_every_group_s_sums_go_over_it() -> None:
+    """Also those that DTensor starts, as stock's do in training: two links have the same ranks."""
+    for used in run_on_ranks(groups_of_sums, RANKS):
+        assert used == [["first"], ["second"]]
+
+
+def groups_of_sums() -> list[list[str]]:
+    groups = {name: distributed.new_group() for name in ("first", "second")}
+    names = {group.group_name: name for name, group in groups.items()}
+    used = []
+    for group in groups.values():
+        columns = DTensor.from_local(torch.ones(2, 2), mesh_of(group, "cpu"), [Shard(1)])
+        with Sums() as sums:
+            linear(columns, columns).redistribute(placements=[Replicate()]).to_local()
+        used.append([names[name] for name in sums.groups])
+    return used
+
+
+class Sums(TorchDispatchMode):
+    """Notes which group each all-reduce is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "_c10d_functional::all_reduce":
+            self.groups.append(args[2])
+        return func(*args, **(kwargs or {}))

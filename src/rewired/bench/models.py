@@ -102,8 +102,12 @@ def _family(config: PreTrainedConfig) -> Family:
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh:
-    """The ranks of a process group, as transformers takes them."""
-    return DeviceMesh.from_group(group, device_type, mesh_dim_names=("tp",))
+    """The ranks of a process group, as transformers takes them.
+
+    Its name makes it another mesh than that of another link: DTensor takes equal ones for the same, and would send what
+    is for the second over the first.
+    """
+    return DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
 
 
 def silent_group() -> Any:
