@@ -100,6 +100,8 @@ def _adapt(
             from rewired.checkpoint import provenance
             from rewired.checkpoint.checkpoint import Checkpoint
 
-            names_original = provenance.original(provenance.base_of(Checkpoint.open(model).config)) is not None
-            command = ["evaluate", *([] if names_original else ["ORIGINAL"]), str(model)]
-            print(f"{model} is trained. To compare it with the original: {shlex.join(command)}")
+            base = provenance.base_of(Checkpoint.open(model).config)
+            command = ["evaluate", *([] if provenance.original(base) else ["ORIGINAL"]), str(model)]
+            has_original = not stages[0].recipe.from_scratch
+            compare = f" To compare it with the original: {shlex.join(command)}" if has_original else ""
+            print(f"{model} is trained.{compare}")

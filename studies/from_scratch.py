@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 from adapt_smollm2 import REPO, as_flags
-from quality import append, put_tables, read
+from quality import append, read
 from small_model import WORDS, train_tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -37,6 +37,7 @@ from rewired.text.windows import Cutter
 
 RESULT = REPO / "results" / "from-scratch" / "measured.jsonl"
 MADE = REPO / "build" / "from-scratch"
+TITLE = "# Trained from scratch: losses, and how far above standard's (studies/from_scratch.py)\n"
 SHARDS, WINDOW, BATCH = 4, 256, 2  # in little time, many steps of few tokens teach most
 HELD_OUT = 48  # windows to judge on, of each file of the mix
 SEEDS = (1, 2, 3)
@@ -118,13 +119,14 @@ PAPERS = {
 
 def main() -> None:
     logging.disable_progress_bar()
+    RESULT.parent.mkdir(exist_ok=True)
     prepare()
     windows = torch.stack([torch.tensor(ids) for ids in json.loads((MADE / "held_out.json").read_text())])
     for seed in SEEDS:
         for name in (*WIRINGS, *MASKS):
             if (name, seed) not in {(row["name"], row["seed"]) for row in read(RESULT)}:
                 append(RESULT, {"name": name, "seed": seed} | train(name, seed, windows))
-                put_tables(RESULT.with_name("README.md"), table(read(RESULT)))
+                RESULT.with_name("README.md").write_text(f"{TITLE}\n{table(read(RESULT))}\n")
 
 
 def prepare() -> None:

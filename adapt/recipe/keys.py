@@ -175,6 +175,8 @@ class Recipe:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
 
     def _check_init(self) -> None:
+        if self.from_scratch:
+            self.held_out = 0  # there is no original to measure KL to
         if self.init not in (None, SCRATCH):
             raise ValueError(f"init is '{self.init}': give scratch, or leave it out to begin with the model's weights.")
         if self.tokenizer and not self.from_scratch:
@@ -182,7 +184,7 @@ class Recipe:
         if self.from_scratch and (self.distills or self.refit_text or self.train != "all"):
             raise ValueError(
                 "A model from scratch has no original to learn from, or to fit to, and no weights to keep: with init: "
-                "scratch, leave kd_weight, hidden_weight, align, refit and train out."
+                "scratch, leave kd_weight, hidden_weight, refit and train out."
             )
 
 

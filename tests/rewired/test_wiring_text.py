@@ -122,6 +122,7 @@ def test_a_region_has_a_name_without_its_layers() -> None:
     ("text", "sentence"),
     {
         "lader@0-4": r"'lader@0-4' is no wiring: begin with ladder, desync, .*, as in ladder\+peek@16-32",
+        "ladder@0-4; desync": "is several wirings: put commas",
         "": "'' is no wiring",
         "ladder@0-4,": "'' is no wiring",
         "int2": "'int2' is no wiring",

@@ -28,6 +28,8 @@ def parse_wiring(text: str) -> list[dict[str, Any]]:
 
     Raises ValueError where it names no preset or option. Layers and values are checked as those of config.json are.
     """
+    if ";" in text:
+        raise ValueError(f"'{text}' is several wirings: put commas between the regions of one.")
     return [_parse_region(region) for region in re.split(r",(?![-\d])", re.sub(r"\s", "", text))]
 
 
