@@ -102,6 +102,6 @@ def _adapt(
 
             base = provenance.base_of(Checkpoint.open(model).config)
             command = ["evaluate", *([] if provenance.original(base) else ["ORIGINAL"]), str(model)]
-            has_original = not stages[0].recipe.from_scratch
+            has_original = not base or provenance.FROM_SCRATCH not in base
             compare = f" To compare it with the original: {shlex.join(command)}" if has_original else ""
             print(f"{model} is trained.{compare}")
