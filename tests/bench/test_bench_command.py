@@ -176,6 +176,7 @@ REFUSED = {
     "no vLLM": (["tiny", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
     "one token": (["tiny", "--engine", "vllm", "--new", "1"], "the first token counts as prefill"),
     "one token to learn": (["tiny", "--train", "--prompt", "1"], "give --prompt at least 2"),
+    "training traced": (["tiny", "--train", "--profile"], "--profile traces a prefill, and --train times none"),
     "training in vLLM": (["tiny", "--train", "--engine", "vllm"], "--train times models in transformers"),
     "training's memory": (["llama-3.1-405b", "--train"], "take fewer --layers, a smaller --batch, or more ranks"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),

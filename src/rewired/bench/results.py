@@ -105,7 +105,7 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
                     low, middle, high = quantiles(samples[measure], n=4, method="inclusive")
                     row |= {f"{measure}_seconds": middle, f"{measure}_quartiles": [low, high]}
             tokens = cell.batch * (request.prompt if request.trains else request.new)
-            row["tokens_per_second"] = tokens / median(_seconds(samples, whole(samples), request))
+            row["tokens_per_second"] = tokens / median(_seconds(samples, _whole(samples), request))
             row |= _speedups(samples, contenders, request)
             row["hidden"], row["waits"] = _hidden(samples, contenders), _waits(samples, contenders)
             row["bytes_sent"] = cell.bytes_sent[wiring]
@@ -143,7 +143,7 @@ def _seconds(samples: Samples, measure: str, request: BenchRequest) -> Sequence[
     return [prefill + request.new * token for prefill, token in zip(prefills, decode, strict=True)]
 
 
-def whole(samples: Mapping[str, Any]) -> str:
+def _whole(samples: Mapping[str, Any]) -> str:
     """The measure that tokens per second are of."""
     return TRAINING if TRAINING in samples else GENERATION
 
@@ -151,7 +151,7 @@ def whole(samples: Mapping[str, Any]) -> str:
 def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchRequest) -> dict[str, Any]:
     """The rounds' own ratios over standard and over stock: the median of each, and the range that it is in."""
     found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
-    for measure in dict.fromkeys((*samples, whole(samples))):
+    for measure in dict.fromkeys((*samples, _whole(samples))):
         own = _seconds(samples, measure, request)
         ratios = {
             baseline: [

@@ -45,6 +45,8 @@ def bench(
     RankError where a rank fails.
     """
     check_link(request)
+    if request.trains and profiles:
+        raise ValueError("--profile traces a prefill, and --train times none: leave one of them out.")
     if request.engine == VLLM:
         vllm_version()
         if profiles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,13 @@ class Steps:
             prefill, decode = self._compiled(model, self.static)
             yield lambda: {PREFILL_COMPILED: timed(prefill)}
             yield lambda: {DECODE_COMPILED: timed(decode) / self.new}
+
+    def passes(self, model: Any) -> dict[str, Callable[[], object]]:
+        """What sends what each measure counts: a prompt, and one more token."""
+        return {
+            PREFILL: partial(model, self.tokens, logits_to_keep=1),
+            DECODE: partial(model, self.tokens[:, :1]),
+        }
 
     def _prefill(self, model: Any) -> Callable[[], None]:
         def run() -> None:
@@ -101,6 +109,9 @@ class TrainingSteps:
     def runs(self, model: Any) -> Iterator[Run]:
         step = self.step(model)
         yield lambda: {TRAINING: timed(step)}
+
+    def passes(self, model: Any) -> dict[str, Callable[[], object]]:
+        return {TRAINING: self.step(model)}
 
     def step(self, model: Any) -> Callable[[], None]:
         parameters = dict(model.requires_grad_().named_parameters())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from .links import on_link
 from .models import SharedWeights, build, mesh_of, silent_group
 from .request import BenchRequest
 from .results import Cell, CellFile
-from .runs import DECODE, PREFILL, TRAINING, Steps, TrainingSteps
+from .runs import Steps, TrainingSteps
 from .timing import Run, Samples, interleaved
 from .trace import trace_prefills
 
@@ -90,8 +90,9 @@ def _measure_batch(
     request = job.request
     first = next(iter(models.values()))
     tokens = prompt(first, batch, request.prompt)
-    sent = _bytes_sent(models, tokens, job)
-    runs = _ready(models, groups, TrainingSteps(tokens) if request.trains else Steps(first, tokens, request))
+    engine = TrainingSteps(tokens) if request.trains else Steps(first, tokens, request)
+    sent = _bytes_sent(models, engine, job.tp)
+    runs = _ready(models, groups, engine)
     samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
@@ -105,18 +106,13 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
 
 
-def _bytes_sent(models: Models, tokens: torch.Tensor, job: RankJob) -> dict[str, dict[str, float]]:
-    """Of each contender: in a prefill and for one more token, or in a training step."""
+def _bytes_sent(models: Models, engine: Steps | TrainingSteps, ranks: int) -> dict[str, dict[str, float]]:
+    """Of each contender, by measure."""
     sent: dict[str, dict[str, float]] = {}
     for (_, name), model in models.items():
         if name not in sent:
-            runs: dict[str, Callable[[], object]] = {
-                PREFILL: partial(model, tokens, logits_to_keep=1),
-                DECODE: partial(model, tokens[:, :1]),
-            }
-            if job.request.trains:
-                runs = {TRAINING: TrainingSteps(tokens).step(model)}
-            sent[name] = {measure: 0.0 if name == NONE else bytes_sent(run, job.tp) for measure, run in runs.items()}
+            passes = engine.passes(model).items()
+            sent[name] = {measure: 0.0 if name == NONE else bytes_sent(run, ranks) for measure, run in passes}
     return sent
 
 
