@@ -78,6 +78,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.tp_size = self.grid
+        if self.from_scratch:
+            self.held_out = 0  # there is no original to measure KL to
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
         self._check_lora_targets()
@@ -175,8 +177,6 @@ class Recipe:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
 
     def _check_init(self) -> None:
-        if self.from_scratch:
-            self.held_out = 0  # there is no original to measure KL to
         if self.init not in (None, SCRATCH):
             raise ValueError(f"init is '{self.init}': give scratch, or leave it out to begin with the model's weights.")
         if self.tokenizer and not self.from_scratch:
