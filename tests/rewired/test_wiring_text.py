@@ -131,7 +131,7 @@ def test_a_region_has_a_name_without_its_layers() -> None:
         "ladder-peek": "'-peek' in 'ladder-peek' means nothing",
         "ladder+delay-3": "'delay' of layers 0- is 3: it must be 1 or 2",
         "ladder-overlap+delay-2": "cannot both wait and read two updates late",
-        "ladder+peek+peek": r"'\+peek' in 'ladder\+peek\+peek' means nothing",
+        "ladder+peek+peek": r"'\+peek' in 'ladder\+peek\+peek' means nothing: .* takes \+peek, .*, each once,",
         "ladder:16-32": "':16-32' in 'ladder:16-32' means nothing",
         "ladder-2x": "'-2x' in 'ladder-2x' means nothing",
         "desync-1.5x": "'-1.5x' in 'desync-1.5x' means nothing: 'desync' takes -Nx,",

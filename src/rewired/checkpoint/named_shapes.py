@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,7 +42,8 @@ def find_checkpoint(model: str) -> Checkpoint:
     try:
         source = find_source(model)
     except ValueError as error:
-        raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(named_shapes())}.") from None
+        like = get_close_matches(model.lower(), named_shapes()) or named_shapes()
+        raise ValueError(f"{error} Shapes without a checkpoint: {', '.join(like)}.") from None
     with TemporaryDirectory(prefix="rewired-") as scratch:
         checkpoint = Checkpoint.open(source.preview(Path(scratch)))
     checkpoint.check_unquantised()

@@ -82,11 +82,11 @@ def _parse_options(rest: str, preset: str, text: str) -> Iterator[tuple[str, Any
     # a switch only where it changes something, so that `ladder-peek` is no ladder
     others = ((each, not own[each.name] if each.type is bool else each.metavar) for each in PRESETS[preset].all_options)
     forms = {option: _form(option, value) for option, value in others}
+    takes = ", ".join(forms.values())
     while rest:
         found = [(each, matched) for each, form in forms.items() if (matched := re.match(_pattern(each, form), rest))]
         if not found:
-            takes = ", ".join(forms.values())
-            raise ValueError(f"'{rest}' in '{text}' means nothing: '{preset}' takes {takes}, and @LAYERS.")
+            raise ValueError(f"'{rest}' in '{text}' means nothing: '{preset}' takes {takes}, each once, and @LAYERS.")
         [(option, matched)] = found
         yield option.name, rest[0] == "+" if option.type is bool else option.type(matched[1].replace("+", ","))
         del forms[option]

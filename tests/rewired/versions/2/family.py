@@ -147,7 +147,9 @@ class Family:
             if size % shards:
                 copies = size_name == KV_HEADS[0] and self.kv_heads_for(config, shards) > size
                 way = f", or copy KV heads: `convert SOURCE --tp-shards {shards}`" if copies else ""
-                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose a number that does{way}.")
+                every = math.gcd(*self.divisible(config).values())
+                fitting = " or ".join(str(number) for number in range(1, every + 1) if every % number == 0)
+                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose {fitting}{way}.")
 
     def kv_heads_for(self, config: Any, shards: int) -> int:
         """How many KV heads a model for so many shards has: more than `config`, where copies of each let them share."""
