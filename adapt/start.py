@@ -20,7 +20,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import RefitRequest, Request, convert
 from rewired.convert.plan import Plan, make_plan
 from rewired.families import classes
-from rewired.grid.size import tp_plan
+from rewired.grid.parallel import tp_plan
 from rewired.model.configuration import RewiredConfig
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.progress import announce

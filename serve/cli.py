@@ -10,6 +10,7 @@ import typer
 from rewired.checkpoint.checkpoint import Checkpoint, read_json
 from rewired.cli import report_errors
 from rewired.families import family_of
+from rewired.grid.size import TpSize
 from rewired.sources import checkpoint_folder
 
 
@@ -23,7 +24,10 @@ def _generate(
         str | None,
         typer.Option(help="The text to answer or to continue. Without one, you chat: each line is a question."),
     ] = None,
-    tp: Annotated[int, typer.Option(help="The number of ranks to split the model over; one GPU each.", min=1)] = 1,
+    tp: Annotated[
+        str,
+        typer.Option(metavar="N", help="Ranks to split the model over, one GPU each; 2x2 is a grid of X x Y."),
+    ] = "1",
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate.", min=1)] = 256,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="The seed of sampling, if the temperature is not 0.")] = 0,
@@ -47,12 +51,13 @@ def _generate(
     ```
     """
     with report_errors("rewired generate"):
-        _check(prompt, tp, chat, dtype, device)
+        size = TpSize.parse(tp, "--tp")
+        _check(prompt, size, chat, dtype, device)
         folder = checkpoint_folder(source)
-        _check_split(folder, tp)  # before torch is loaded
+        _check_split(folder, size.x)  # before torch is loaded
         from .generate import Prompt, generate
 
-        generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), tp, dtype, device)
+        generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), size, dtype, device)
 
 
 def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str, device: str) -> None:

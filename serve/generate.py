@@ -17,10 +17,14 @@ from transformers.utils import logging
 import rewired  # noqa: F401 - registers the classes
 from rewired.checkpoint.checkpoint import check_loadable
 from rewired.families import family_of
+from rewired.grid.parallel import tp_plan
+from rewired.grid.size import TpSize
 from rewired.loading import loading
 from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
 from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
+
+ONE = TpSize(1)
 
 
 @dataclass(frozen=True)
@@ -37,30 +41,32 @@ class Prompt:
     chat: bool | None = None
 
 
-def generate(folder: Path, prompt: Prompt, ranks: int = 1, dtype: str = "auto", device: str = "auto") -> str:
+def generate(folder: Path, prompt: Prompt, tp: TpSize = ONE, dtype: str = "auto", device: str = "auto") -> str:
     """Print the answer of the checkpoint in `folder` token by token, and return it.
 
-    Raises ValueError where the model cannot be loaded or run on so many ranks here, RankError where a rank dies.
+    `tp` ranks share each layer. Raises ValueError where the model cannot be
+    loaded or run on so many ranks here, RankError where a rank dies.
     """
-    _check_model(folder, ranks)
-    device_type = choose_device(device, ranks)
-    if ranks == 1:
-        return _generate_on_rank(folder, prompt, 1, dtype, device_type)
-    return run_on_ranks(_generate_on_rank, ranks, folder, prompt, ranks, dtype, device_type, device_type=device_type)[0]
+    _check_model(folder, tp)
+    device_type = choose_device(device, int(tp))
+    if tp == 1:
+        return _generate_on_rank(folder, prompt, tp, dtype, device_type)
+    return run_on_ranks(_generate_on_rank, int(tp), folder, prompt, tp, dtype, device_type, device_type=device_type)[0]
 
 
-def _generate_on_rank(folder: Path, prompt: Prompt, ranks: int, dtype: str, device_type: str) -> str:
-    is_first = ranks == 1 or torch.distributed.get_rank() == 0
+def _generate_on_rank(folder: Path, prompt: Prompt, tp: TpSize, dtype: str, device_type: str) -> str:
+    is_first = tp == 1 or torch.distributed.get_rank() == 0
     if not is_first:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
     tokenizer = load_tokenizer(folder)
-    distributed = DistributedConfig(tp_size=ranks, tp_plan="auto")
+    plan = tp_plan(AutoConfig.from_pretrained(folder, trust_remote_code=False), tp)
+    distributed = DistributedConfig(tp_size=int(tp), tp_plan=plan)
     with loading(f"{folder} cannot be loaded"):
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, dtype=dtype, distributed_config=distributed
         )
-    model = model if ranks > 1 else model.to(device_type)
+    model = model if tp > 1 else model.to(device_type)
     set_seed(prompt.seed)  # all ranks draw the same token
     if prompt.text is None:
         return _converse(model, tokenizer, prompt)
@@ -100,13 +106,14 @@ def _continue(model: Any, tokenizer: Any, inputs: Any, prompt: Prompt, prints: b
     return text
 
 
-def _check_model(folder: Path, ranks: int) -> None:
+def _check_model(folder: Path, tp: TpSize) -> None:
     check_needs_no_code(folder)
     check_loadable(folder)
     with loading(f"{folder} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    tp_plan(config, tp)
     if family := family_of(config.model_type):
-        check_ranks(family, config, ranks)
+        check_ranks(family, config, tp.x)
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> Any:

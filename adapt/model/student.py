@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.distributed import DistributedConfig
 
 import rewired  # noqa: F401 - registers the rewired classes
-from rewired.grid.size import tp_plan
+from rewired.grid.parallel import tp_plan
 
 from ..recipe.keys import LORA, Recipe
 from . import lora

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
-from rewired.grid.size import TpSize, tp_plan
+from rewired.grid.parallel import tp_plan
+from rewired.grid.size import TpSize
 from rewired.ranks import run_on_ranks
 from tests.rewired.sharded import gradients, load, saved
 from tests.rewired.test_against_reference import assert_close
@@ -91,7 +92,13 @@ def test_a_grid_that_a_model_does_not_fit_is_refused(
         tp_plan(config, TpSize.parse(grid))
 
 
-@pytest.mark.parametrize("text", ["2x", "x2", "2x0", "2.5", "two", "2x2x2"])
+def test_a_model_that_is_not_rewired_is_refused_on_a_grid() -> None:
+    with pytest.raises(ValueError, match="tp_size 2x2 is a grid, on which rewired models run: convert this one with"):
+        tp_plan(LlamaConfig(), TpSize.parse("2x2"))
+    assert tp_plan(LlamaConfig(), TpSize.parse("4")) == "auto"
+
+
+@pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "2.5", "two", "2x2x2"])
 def test_what_is_no_grid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"tp_size is '{text}': give a number of ranks, or a grid"):
         TpSize.parse(text)

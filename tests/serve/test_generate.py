@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewired.convert import Request, convert
+from rewired.grid.size import TpSize
 from rewired.serve.generate import Prompt, generate
 from rewired.sources import checkpoint_folder, gguf
 from tests.adapt.world import make_chat
@@ -34,10 +35,11 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_three_ranks_print_what_one_process_returns(hybrid: Path) -> None:
+@pytest.mark.parametrize("ranks", ["3", "1x2"])
+def test_ranks_print_what_one_process_returns(ranks: str, hybrid: Path) -> None:
     expected = generate(hybrid, Prompt("Name three colours.", max_new_tokens=24), device="cpu")
     options = ["--prompt", "Name three colours.", "--max-new-tokens", "24"]
-    done = run("hybrid", "--tp", "3", "--device", "cpu", *options, cwd=hybrid.parent)
+    done = run("hybrid", "--tp", ranks, "--device", "cpu", *options, cwd=hybrid.parent)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected + "\n"
     assert len(expected.split()) > 4
@@ -65,7 +67,7 @@ def test_a_short_name_is_dequantised_once_for_all_ranks(
 def test_all_ranks_draw_the_same_tokens(hybrid: Path) -> None:
     """Else they would fall apart."""
     prompt = Prompt("Name three colours.", max_new_tokens=12, temperature=1.0, seed=1)
-    assert generate(hybrid, prompt, ranks=3, device="cpu") == generate(hybrid, prompt, device="cpu")
+    assert generate(hybrid, prompt, TpSize(3), device="cpu") == generate(hybrid, prompt, device="cpu")
 
 
 @pytest.mark.slow
@@ -142,6 +144,7 @@ BAD = {
         ["hybrid", "--tp", "3000", "--device", "cpu"],
         "tp_size 3000 does not divide tp_shards 3",
     ),
+    "no grid": (["hybrid", "--tp", "2x"], "--tp is '2x': give a number of ranks, or a grid of X x Y, such as 2x2."),
     "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks would take 3 GPUs and there are "),
     "no weights": (["weightless", "--tp", "3", "--device", "cpu"], "weightless holds no weights: "),
     "no prompt": (["hybrid", "--prompt", ""], "--prompt is empty"),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -26,20 +26,43 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils.stateless import _reparametrize_module
-from transformers.distributed.tensor_parallel import TensorParallelLayer
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 from rewired.model.collectives import sum_gradients
+from rewired.model.configuration import RewiredConfig
 from rewired.model.family import Module
 from rewired.model.reductions import Reduction
 from rewired.model.sharding import OnShards, on_this_rank
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
 
+from .size import TpSize, check
+
 _Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
 _READER: _Split = {"weight": (Shard(1), Shard(0)), "bias": (Replicate(), Shard(0))}
 _WRITER: _Split = {"weight": (Shard(0), Shard(1)), "bias": (Shard(0), Replicate())}
 _NORM: _Split = {"weight": (Shard(0), Replicate())}
 _GAIN: _Split = {"weight": (Shard(1), Shard(0))}
+
+
+def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | None:
+    """What `DistributedConfig` takes beside `tp_size` for a language model of this RewiredConfig.
+
+    Raises ValueError, with the numbers that would do, for a grid that the model does not fit, and for a model that is
+    not rewired.
+    """
+    if size.y == 1:
+        return "auto" if size > 1 else None
+    if not isinstance(config, RewiredConfig):
+        raise ValueError(
+            f"tp_size {size} is a grid, on which rewired models run: convert this one with --wiring standard, or give "
+            f"tp_size {size.x}."
+        )
+    check(config, size)
+    style, base = f"grid_{size}", config.family.base
+    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
+    layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan}  # the base splits them
+    return {base: style, **layers}
 
 
 class GridParallel(TensorParallelLayer):

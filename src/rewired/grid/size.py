@@ -1,17 +1,13 @@
-"""The size of a grid, as recipes give it, and the plan by which transformers lays a model out on it."""
+"""The size of a grid, as recipes and commands give it. Without torch."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
-
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from typing import Any
 
 from rewired.model.payload import GROUP
-
-from .parallel import GridParallel
 
 
 class TpSize(int):
@@ -23,11 +19,11 @@ class TpSize(int):
     y = 1
 
     @classmethod
-    def parse(cls, text: str) -> TpSize:
-        """`4`, or `2x2`. Raises ValueError."""
-        match = re.fullmatch(r"(-?\d+)(?:x([1-9]\d*))?", str(text).strip())
+    def parse(cls, text: str, name: str = "tp_size") -> TpSize:
+        """`4`, or `2x2`. Raises ValueError, which calls it `name`."""
+        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", str(text).strip())
         if match is None:
-            raise ValueError(f"tp_size is '{text}': give a number of ranks, or a grid of X x Y, such as 2x2.")
+            raise ValueError(f"{name} is '{text}': give a number of ranks, or a grid of X x Y, such as 2x2.")
         y = int(match[2] or 1)
         size = cls(int(match[1]) * y)
         if y > 1:
@@ -44,20 +40,6 @@ class TpSize(int):
 
     def __str__(self) -> str:
         return str(self.written)
-
-
-def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | None:
-    """What `DistributedConfig` takes beside `tp_size` for a language model of this RewiredConfig.
-
-    Raises ValueError, with the numbers that would do, for a grid that the model does not fit.
-    """
-    if size.y == 1:
-        return "auto" if size > 1 else None
-    check(config, size)
-    style, base = f"grid_{size}", config.family.base
-    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
-    layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan}  # the base splits them
-    return {base: style, **layers}
 
 
 def check(config: Any, size: TpSize) -> None:
