@@ -79,6 +79,7 @@ def test_rows_and_columns_by_hand() -> None:
     read, written = (32 + 2 * 8) * 128 + 2 * 14336, 32 * 128 + 14336
     of_y = 2 * 3 / 4 * rows * (2 * read + written) / 2 / across
     assert grid.tensor == pytest.approx(32 * (of_x + of_y))
+    assert [(term.equation, term.gpus, term.bandwidth) for term in grid.terms[2:4]] == [(6, 2, inside), (7, 4, across)]
 
 
 def test_the_launch_line_names_what_is_shared() -> None:

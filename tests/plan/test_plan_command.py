@@ -161,11 +161,15 @@ def test_one_token_is_no_tokens() -> None:
 
 
 def test_training_prints_launch_lines() -> None:
-    done = run("llama-3.1-8b", "--goal", "train", "--gpus", "4x8")
+    done = run("llama-3.1-8b", "--goal", "train", "--gpus", "4x8", "--explain")
     assert done.exit_code == 0, done.output
     assert done.output.count("torchrun --nnodes 4 --nproc-per-node 8 -m rewired.adapt RECIPE") == 3
     report = plan("llama-3.1-8b", "--goal", "train", "--gpus", "4x8")
     assert len(report["commands"]) == 3
+    best = report["grids"][0]
+    for term in best["terms"]:
+        assert f"{term['seconds'] * 1e3:.1f}" in done.output
+    assert best["communication"] == pytest.approx(sum(term["seconds"] for term in best["terms"]))
 
 
 def test_a_checkpoint_s_folder(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def _plan(
     calibrate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use your machine's own speed: a results.json of bench.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Also print where the time of a layer goes.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print where the time of a layer, or the best grid's, goes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
     """Predict what each wiring of a model would win on hardware that is not at hand, and rank them.
@@ -80,9 +82,8 @@ def _plan(
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
             for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
-            for_inference |= {"--all": every or None, "--calibrate": calibrate, "--explain": explain or None}
-            _check_unused(for_inference)
-            _train(model, hardware, nodes, gpus_per_node, batch, prompt, wirings, as_json)
+            _check_unused(for_inference | {"--all": every or None, "--calibrate": calibrate})
+            _train(model, hardware, nodes, gpus_per_node, batch, prompt, wirings, explain, as_json)
             return
         from .ranking import PlanRequest, make_ranking
         from .report import print_plan, to_json
@@ -125,6 +126,7 @@ def _train(
     batch: str | None,
     tokens: int,
     wirings: str | None,
+    explain: bool,
     as_json: bool,
 ) -> None:
     from rewired.checkpoint.named_shapes import find_shape
@@ -148,7 +150,7 @@ def _train(
     if as_json:
         print(json.dumps(to_json(plan, nodes, gpus_per_node) | {"wirings": steps_json(steps)}, indent=2))
         return
-    print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens)
+    print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens, explain)
     if grid:
         print_steps(steps, grid)
 

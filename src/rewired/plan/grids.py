@@ -1,16 +1,17 @@
 """Grids of ranks for training, ranked by AxoNN's model of communication (arXiv 2305.13525, section V).
 
 A grid is x * y x fsdp x replicate, from the innermost dimension out: neighbours share a layer's work by rows, by
-columns, then its weights, then nothing. Ring times are those of equations 1 to 3, bandwidths those of equation 10.
+columns, then its weights, then nothing. Ring times are those of equations 1 to 3, what is sent that of equations 4 to
+8, bandwidths those of equation 10.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
 from rewired.model.family import size as width_of
@@ -22,6 +23,7 @@ from .hardware import Hardware
 _ITEM = 2  # bytes of a 16-bit number
 _STATE = 16  # bytes a weight: itself, its gradient, and AdamW's two moments and master copy in 32 bits
 _USABLE = 0.9  # of a GPU's memory
+_SUMS = ("tp", "tensor", "weights", "gradients", "communication")  # of a grid, which programs read, too
 _COMPUTE = 4  # forward passes of a step: one, one again for what was not stored, two backward
 
 
@@ -52,19 +54,43 @@ def bandwidths(grid: Sequence[int], gpus_per_node: int, within: float, between: 
     return rates
 
 
+class Term(NamedTuple):
+    """The collectives of all layers in a step that one equation is about."""
+
+    equation: int
+    what: str
+    gpus: int
+    bytes: float  # that each GPU sends, were it one collective
+    bandwidth: float  # bytes a second
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Grid:
-    """Seconds of a step on a grid, and bytes of one rank. Computation is the same on all of them."""
+    """What a step on a grid sends, and bytes of one rank. Computation is the same on all of them."""
 
     x: int
     y: int
     fsdp: int
     replicate: int
-    tensor: float  # all-reduces of activations
-    weights: float  # all-gathers of weights, and reduce-scatters of their gradients
-    gradients: float  # all-reduces over replicas
-    compute: float
+    terms: tuple[Term, Term, Term, Term, Term]  # of equations 4 to 8
+    compute: float  # seconds
     memory: float
+
+    @property
+    def tensor(self) -> float:
+        """Seconds of all-reduces of activations."""
+        return self.terms[2].seconds + self.terms[3].seconds
+
+    @property
+    def weights(self) -> float:
+        """Seconds of all-gathers of weights, and of reduce-scatters of their gradients."""
+        return self.terms[0].seconds + self.terms[1].seconds
+
+    @property
+    def gradients(self) -> float:
+        """Seconds of all-reduces over replicas."""
+        return self.terms[4].seconds
 
     @property
     def tp(self) -> int:
@@ -77,7 +103,7 @@ class Grid:
 
     @property
     def communication(self) -> float:
-        return self.tensor + self.weights + self.gradients
+        return sum(term.seconds for term in self.terms)
 
     def command(self, nodes: int, gpus_per_node: int) -> str:
         launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} -m rewired.adapt RECIPE"
@@ -113,7 +139,7 @@ def plan_grids(shape: Shape, sheet: Hardware, nodes: int, gpus_per_node: int, ba
 
 
 def print_grids(
-    plan: GridPlan, model: str, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int
+    plan: GridPlan, model: str, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int, explain: bool
 ) -> None:
     from rich.console import Console
 
@@ -126,6 +152,8 @@ def print_grids(
         cells = (each.tp_size, str(each.fsdp), str(each.replicate))
         grid.add_row(*cells, *(f"{time * 1e3:.1f}" for time in seconds), f"{each.memory / 1e9:.1f}")
     console.print(grid)
+    if explain:
+        console.print(_explanation(plan.grids[0]))
     caveat = "Ranked by AxoNN's model, in which no communication runs behind compute; times are no promise."
     for line in [*plan.left_out, caveat, "The best three, to launch:"]:
         console.print(line, soft_wrap=True, highlight=False)
@@ -133,9 +161,23 @@ def print_grids(
         console.print(f"    {each.command(nodes, gpus_per_node)}", soft_wrap=True, highlight=False)
 
 
+def _explanation(grid: Grid) -> Any:
+    title = f"Where tp {grid.tp_size} x fsdp {grid.fsdp} x replicate {grid.replicate} communicates (equations 4 to 8)"
+    table = new_table(title, ["", "equation", "ranks", "GB a rank", "GB/s", "ms"])
+    for term in grid.terms:
+        sent, seconds = f"{term.bytes / 1e9:.2f}", f"{term.seconds * 1e3:.1f}"
+        table.add_row(term.what, str(term.equation), str(term.gpus), sent, f"{term.bandwidth / 1e9:.0f}", seconds)
+    return table
+
+
 def to_json(plan: GridPlan, nodes: int, gpus_per_node: int) -> dict[str, Any]:
     """Times in seconds, memory in bytes of one GPU."""
-    grids = [asdict(grid) | {"tp": grid.tp, "communication": grid.communication} for grid in plan.grids]
+    grids = [
+        asdict(grid)
+        | {name: getattr(grid, name) for name in _SUMS}
+        | {"terms": [term._asdict() for term in grid.terms]}
+        for grid in plan.grids
+    ]
     commands = [grid.command(nodes, gpus_per_node) for grid in plan.grids[:3]]
     return {"grids": grids, "left_out": plan.left_out, "commands": commands}
 
@@ -146,24 +188,34 @@ def price(
     x, y, fsdp, replicate = grid
     tp = x * y
     node = sheet.network_bandwidth * gpus_per_node
-    *inner, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
+    of_x, of_y, middle, outer = bandwidths(grid, gpus_per_node, sheet.link_bandwidth, node)
     rows = batch * tokens / (fsdp * replicate)  # tokens of a step on each rank
     layers = shape.num_hidden_layers
     layer = shape.layer_weights
     shard = _ITEM * layer / tp / fsdp
     activations = _ITEM * rows * shape.hidden_size / y
     forward, backward = (layer_sums(shape, x, y, _ITEM * rows, back) for back in (False, True))
-    sums = [2 * there + back for there, back in zip(forward, backward, strict=True)]  # forward, again, and backward
+    over_x, over_y = (2 * there + back for there, back in zip(forward, backward, strict=True))  # forward comes twice
     numbers = layers * layer + shape.head_weights * (1 if shape.tie_word_embeddings else 2)
     flops = 2 * batch * tokens * (layers * layer + shape.head_weights) * _COMPUTE
     return Grid(
         *grid,
-        tensor=layers * sum(map(all_reduce, (x, y), sums, inner)),
-        weights=layers * (2 * all_gather(fsdp, shard, middle) + reduce_scatter(fsdp, _ITEM * layer / tp, middle)),
-        gradients=layers * all_reduce(replicate, shard, outer),
+        terms=(
+            _term(4, "weights gathered over fsdp, twice", all_gather, fsdp, 2 * layers * shard, middle),
+            _term(5, "their gradients scattered", reduce_scatter, fsdp, layers * _ITEM * layer / tp, middle),
+            _term(6, "activations summed over X", all_reduce, x, layers * over_x, of_x),
+            _term(7, "activations summed over Y", all_reduce, y, layers * over_y, of_y),
+            _term(8, "gradients summed over replicas", all_reduce, replicate, layers * shard, outer),
+        ),
         compute=flops / (math.prod(grid) * sheet.flops * 0.5),  # half of the peak, as good trainings reach
         memory=_STATE * numbers / tp / fsdp + (layers + 8) * activations,  # each layer's input is stored
     )
+
+
+def _term(
+    equation: int, what: str, ring: Callable[[int, float, float], float], gpus: int, size: float, bandwidth: float
+) -> Term:
+    return Term(equation, what, gpus, size, bandwidth, ring(gpus, size, bandwidth))
 
 
 def layer_sums(shape: Shape, x: int, y: int, row: float, backward: bool) -> tuple[float, float]:
