@@ -37,9 +37,9 @@ def keys_of(stage: Stage) -> CommKeys:
         ({"comm": {"gradients": {0: "int4", 0.5: "int2"}}}, "comm has gradients 'int2': choose int4, int8, bf16"),
         (
             {"comm": {"gradients": {0.5: "bf16"}}},
-            "of what they are from 0 on, and from other parts of a training, below 1",
+            "says how they travel from which part of the training on: {0: int4, 0.5: bf16}",
         ),
-        ({"comm": {"gradients": {0: "int4", 50: "bf16"}}}, "from other parts of a training, below 1"),
+        ({"comm": {"gradients": {0: "int4", 50: "bf16"}}}, "from which part of the training on"),
         ({"comm": {"weights": {0: "int8", 0.5: "bf16"}}}, "a mapping is for gradients"),
         ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
         ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "comm does not send adapters"),
