@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from .payload import Section, Sections
 from .quantisation import quantised_sum
 from .quantised_reduction import RankReduction
+from .sharding import summed
 from .wide_sum import start_wide_sum
 
 Outcome = tuple[torch.Tensor, ...]
@@ -47,7 +48,7 @@ class Reduction:
     adds_in_float32: bool = False  # 16 bits that ranks send as they are, which takes an exchange
 
     def put_in(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts if self.sections else parts.sum(0)
+        return parts if self.sections else summed(parts)
 
     def prepare(self, own: torch.Tensor) -> tuple[Outcome, Callable[[], torch.Tensor]]:
         """The outcome as far as it is there at once, the total only by its shape; and what starts the total."""
@@ -82,7 +83,7 @@ class Reduction:
     def defer(self, own: torch.Tensor) -> Outcome:
         """The same, but for the total, which is not started before it is read."""
         (total, *left), begin = self.prepare(own)
-        return WhenRead(total, lambda: finish(begin())), *left
+        return WhenRead(total, lambda: _wait(begin())), *left
 
     def _begin(self, own: torch.Tensor, group: str) -> torch.Tensor:
         start = start_wide_sum if self.adds_in_float32 and own.itemsize == 2 else start_all_reduce
@@ -94,10 +95,10 @@ class Reduction:
 
 
 def finish(total: torch.Tensor) -> torch.Tensor:
-    """A total that was started, complete."""
+    """The total of an outcome, complete."""
     if isinstance(total, AsyncCollectiveTensor):
         return total.trigger_wait()
-    return land(None, total, None) if torch.compiler.is_compiling() else _wait(total)
+    return land(None, total, None) if torch.compiler.is_compiling() else total
 
 
 def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

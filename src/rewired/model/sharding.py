@@ -79,13 +79,13 @@ class OnShards:
             return partial(row_parallel, attribute, self.shards)
         if name == self.writer:
             shards = self.shards.as_one() if is_split else self.shards
-            return lambda hidden_states: row_parallel(attribute, shards, hidden_states).sum(0)
+            return partial(_row_parallel_sum, attribute, shards)
         return attribute
 
 
 def pack_shards(views: torch.Tensor) -> torch.Tensor:
     """[r, B, T, H] -> [B, T, r * H]: stock modules take the leading axes for batch and sequence."""
-    return views.movedim(0, -2).flatten(-2)
+    return views.squeeze(0) if len(views) == 1 else views.movedim(0, -2).flatten(-2)
 
 
 def column_parallel(projection: Any, shards: Shards, packed: torch.Tensor) -> torch.Tensor:
@@ -128,6 +128,18 @@ def row_parallel(projection: Any, shards: Shards, hidden_states: torch.Tensor) -
     inputs = hidden_states.unflatten(-1, (shards.held, -1))  # [B, T, r, in / r]
     partials = torch.einsum("btri,hri->rbth", inputs, weight.unflatten(1, (shards.held, -1)))
     return partials if bias is None else partials + bias
+
+
+def _row_parallel_sum(projection: Any, shards: Shards, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The held shards' sum: [B, T, in] -> [B, T, H]."""
+    if shards.held == 1 and is_plain_linear(projection):
+        return linear(hidden_states, *_parameters(projection, parts=shards.total))
+    return summed(row_parallel(projection, shards, hidden_states))
+
+
+def summed(parts: torch.Tensor) -> torch.Tensor:
+    """[r, ...] -> [...]; of one shard, the same memory."""
+    return parts.squeeze(0) if len(parts) == 1 else parts.sum(0)
 
 
 def _called_on_each(projection: Any, inputs: torch.Tensor) -> torch.Tensor:

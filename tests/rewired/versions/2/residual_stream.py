@@ -90,7 +90,9 @@ class ResidualStream(NamedTuple):
             before = landing[0].total if landing else None
             settled, outcome = land_and_launch(self.settled, before, put_in, reduction, wiring.overlapped)
         else:
-            settled, outcome = self._land(len(landing), shards, after=put_in).settled, (sum_at_once(put_in),)
+            own = put_in.contiguous()  # which may be summed in place
+            own = own.clone() if wiring.keeps_payload else own
+            settled, outcome = self._land(len(landing), shards, after=put_in).settled, (sum_at_once(own),)
         rest = None
         if wiring.keeps_rest:
             first, rest = outcome[1:]
@@ -165,7 +167,7 @@ class PeekGain(nn.Module):
 
     def forward(self, settled: torch.Tensor, own_parts: torch.Tensor) -> torch.Tensor:
         gain = on_this_rank(self.weight).to(settled.dtype)  # a training may hold it in more bits
-        return torch.addcmul(settled, own_parts, gain[:, None, None, :])  # [r, B, T, H]
+        return torch.addcmul(settled, own_parts, gain if len(gain) == 1 else gain[:, None, None])  # [r, B, T, H]
 
 
 def _cut(tensor: torch.Tensor, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | None]:
