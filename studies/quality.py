@@ -16,7 +16,7 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -97,9 +97,9 @@ def put_tables(page: Path, *tables: str) -> None:
     page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: next(new), page.read_text(), flags=re.MULTILINE))
 
 
-def standard(out: Path, dtype: str | None = None) -> Path:
+def standard(out: Path) -> Path:
     """The original, converted with no layer rewired: what all studies start from, and compare with."""
-    return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}], dtype=dtype)).out
+    return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}])).out
 
 
 def _rows() -> Iterator[dict[str, Any]]:
@@ -160,11 +160,8 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     return logits
 
 
-def held_out(source: Path, kinds: Sequence[str] = KINDS, number: int = WINDOWS) -> dict[str, torch.Tensor]:
-    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library.
-
-    A smaller `number` of each kind is spread over the WINDOWS ones.
-    """
+def held_out(source: Path) -> dict[str, torch.Tensor]:
+    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     alpaca, c4, dpo, wiki = (documents[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -173,8 +170,7 @@ def held_out(source: Path, kinds: Sequence[str] = KINDS, number: int = WINDOWS) 
     def windows(*kinds: Iterable[Document]) -> torch.Tensor:
         return torch.stack([w for kind in kinds for w in Cutter(tokenizer).in_order(kind, WINDOWS // len(kinds))])
 
-    found = {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
-    return {kind: found[kind][:: WINDOWS // number] for kind in kinds}
+    return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
 
 
 def kept_back(source: Path) -> dict[str, torch.Tensor]:
@@ -191,9 +187,9 @@ def _as_row(measured: Divergence) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "agreement"} | {"top1": measured.agreement[1]}
 
 
-def kls_with_errors(on: dict[str, Any], kinds: Iterable[str], digits: int = 3) -> list[str]:
+def kls_with_errors(on: dict[str, Any], kinds: Iterable[str]) -> list[str]:
     """The KLs of what `compare` gives, as cells of a table."""
-    return [f"{on[kind]['kl']:.{digits}f} ± {on[kind]['kl_standard_error']:.{digits}f}" for kind in kinds]
+    return [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in kinds]
 
 
 if __name__ == "__main__":
