@@ -1,7 +1,7 @@
 """The results of a bench: cells as they were measured, and the rows that follow from them.
 
 `measured.jsonl` has a line for each cell, written when the cell is done: an interrupted bench goes on after the last.
-`results.json` is what `rewired plan --calibrate` and the plot read.
+`results.json` is what `rewired plan --calibrate` reads.
 """
 
 from __future__ import annotations
