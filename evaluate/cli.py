@@ -16,7 +16,7 @@ from rewired.extras import needs
 
 from .names import as_file_name, names_of
 
-OUR_FILES = {"results.json", "report.md", "samples", "alpaca_eval"}
+OUR_FILES = {"results.json", "report.md", "samples"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
 
