@@ -3,9 +3,8 @@
 .venv/bin/python studies/quality.py                      # every wiring below
 .venv/bin/python studies/quality.py ladder@15            # only those whose names begin with this
 .venv/bin/python studies/quality.py --whole ladder+peek@0-30  # on all held-out text of the packaged mix
-.venv/bin/python studies/quality.py --chosen             # of chosen layers, not the last ones
 
-Rows of the current refit that the file of results/quality has (measured, whole or chosen.jsonl) are not measured again.
+Rows of the current refit that the file of results/quality has (measured or whole.jsonl) are not measured again.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ WIRINGS = (
     "desync-4x",
     "partial-0.5",
 )
-CHOSEN = ("ladder+peek@2:attn,3-30", "ladder+peek@6-10,17-18,19-23,24-30")  # of these layers only
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -64,16 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
     parser.add_argument("--whole", action="store_true", help="on all held-out text of each file of the packaged mix")
-    parser.add_argument("--chosen", action="store_true", help="wirings of chosen layers")
     args = parser.parse_args()
     logging.disable_progress_bar()
-    result = FOLDER / ("whole.jsonl" if args.whole else "chosen.jsonl" if args.chosen else "measured.jsonl")
+    result = FOLDER / ("whole.jsonl" if args.whole else "measured.jsonl")
     windows = "all" if args.whole else WINDOWS
     known = {_name(row) for row in read(result) if is_current(row, windows)}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
         source = standard(Path(scratch) / "source")
         texts = kept_back(source) if args.whole else held_out(source)
-        for row in _rows_of_chosen() if args.chosen else _rows():
+        for row in _rows():
             if _name(row) not in known and _name(row).startswith(tuple(args.names)):
                 row["windows"] = windows
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -109,10 +106,6 @@ def _rows() -> Iterator[dict[str, Any]]:
             for name in WIRINGS:
                 text = name if "@" in name else f"{name}@{{0}}"
                 yield {"wiring": text.format(f"{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}"), "fit": fit}
-
-
-def _rows_of_chosen() -> list[dict[str, Any]]:
-    return [{"wiring": name, "fit": fit} for fit in FITS for name in CHOSEN]
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:

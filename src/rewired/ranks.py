@@ -139,6 +139,15 @@ def enter_group(device_type: str, local_rank: int, timeout_seconds: float, **whe
     torch.distributed.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device_type], **options, **where)
 
 
+def free_memory() -> None:
+    """Free the models that nothing holds any more: a student with its teacher is part of a reference cycle."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def leave_group() -> None:
     """End the process group. CUDA graphs keep its communicators, and NCCL would wait for them for ever."""
     import torch
