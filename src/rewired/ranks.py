@@ -75,6 +75,8 @@ def run_on_ranks(
 
 def choose_device(device: str, ranks: int) -> str:
     """The device type, "cpu" or "cuda", for so many ranks; `device` may be "auto". Raises ValueError."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
     import torch
 
     gpus = torch.cuda.device_count()
