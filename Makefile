@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-convert bench-tp gpu fake-gpu docs dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks bench-tp gpu fake-gpu docs dist clean
 
 install: $(STAMP)
 
@@ -43,9 +43,6 @@ lint: install
 
 demo: install
 	$(VENV)/python benchmarks/demo.py
-
-bench-convert: install
-	$(VENV)/python benchmarks/bench_convert.py
 
 # everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
 gpu:

@@ -17,16 +17,15 @@ In SFT, TRL's own loss is computed, and the teacher only measures the held-out K
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from accelerate import PartialState
 
 from rewired.progress import announce
+from rewired.ranks import free_memory
 
 from . import extension
 from .assemble import make_trainer
@@ -109,7 +108,7 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
             extension.set_aside(run.final)
         _run(*run, found)
         state.wait_for_everyone()
-        _free_memory()
+        free_memory()
     return runs[-1].final
 
 
@@ -145,10 +144,3 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
     other_ranks.wait_for(_ALONE)
-
-
-def _free_memory() -> None:
-    """Free the models of a stage: a student that learns from a teacher is part of a reference cycle."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -10,6 +10,9 @@ reduction of one layer's gradients in several chunks. A time is the slowest rank
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +20,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from page import parser, show
 from torch import distributed
 from torch.distributed import ReduceOp, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -52,7 +54,7 @@ CHUNKS, NUMBERS = (1, 2, 4), 2**23  # of gradients
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--parts", action="store_true", help="The parts of ZeRO++ instead of whole ways.")
@@ -65,7 +67,7 @@ def main() -> None:
         pairs = zip(found[0][ALONE], found[0][PLAIN], strict=True)
         share = median(1 - one / all_of_it for one, all_of_it in pairs)
         lines.insert(0, f"FSDP2 as it is spends {share:.0%} of a step in communication.")
-    show("\n\n".join(lines), "torch")
+    print(f"`{shlex.join(['python', *sys.argv])}`, torch {torch.__version__}.", *lines, sep="\n\n")
 
 
 def table(seconds: Seconds) -> str:

@@ -11,14 +11,14 @@ from rewired.bench.timing import interleaved, timed
 Seconds = dict[str, list[float]]  # of each step, by round
 
 
-def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int, what: str = "round") -> Seconds:
+def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> Seconds:
     """On the slowest rank, after two runs of each. Of no steps it is empty."""
     if not steps:
         return {}
     for step in 2 * list(steps.values()):
         step()
     runs = {name: partial(_measured, step) for name, step in steps.items()}
-    return {name: samples[""] for name, samples in interleaved(runs, rounds, what).items()}
+    return {name: samples[""] for name, samples in interleaved(runs, rounds, "round").items()}
 
 
 def _measured(step: Callable[[], None]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from typing import Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies, with_copies
 from rewired.checkpoint.quantised import schemes
-from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count
 from rewired.refit.cost import Cost
@@ -87,11 +86,6 @@ def _check_fit(checkpoint: Checkpoint, request: RefitRequest, wiring: Wiring) ->
     """Notes on the original that is fitted to. Raises ValueError where there is none, or no gain to fit."""
     if request.gains and not any(module.reads_shards for module in wiring.modules):
         raise ValueError("--calibrate fits the gains of modules that peek, and none does: add --peek, or take --refit.")
-    if checkpoint.config["model_type"] == AUTHORS_LADDER:
-        raise ValueError(
-            f"{checkpoint.folder} was trained as a ladder, so there is no dense original to fit it to: convert it "
-            "without --refit and --calibrate."
-        )
     if checkpoint.is_rewired:
         return [
             "For the original, its weights are read as those of a dense model: right unless it was trained rewired."

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.checkpoint.rewired_config import wired_config
-from rewired.checkpoint.shape import AUTHORS_LADDER
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.ranks import choose_device
@@ -46,11 +45,6 @@ def _check_misses(checkpoint: Checkpoint, wiring: Wiring) -> None:
         raise ValueError(
             "--rotate missing orders channels by what is missing where they are not sent, and this wiring sends all: "
             "take --rotate hadamard, or partial layers, or a payload with channels of 0 bits."
-        )
-    if checkpoint.config["model_type"] == AUTHORS_LADDER:
-        raise ValueError(
-            f"{checkpoint.folder} was trained as a ladder, so there is no dense original in which to see what is "
-            "missing: take --rotate hadamard."
         )
 
 

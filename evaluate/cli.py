@@ -16,7 +16,7 @@ from rewired.extras import needs
 
 from .names import as_file_name, names_of
 
-OUR_FILES = {"results.json", "report.md", "samples", "alpaca_eval"}
+OUR_FILES = {"results.json", "report.md", "samples"}
 _INTERRUPTED = "interrupted; answers to finished tasks are kept, and the same command continues with the next."
 
 
@@ -116,7 +116,7 @@ def _evaluate(
     ```
     """
     with report_errors("evaluate", _INTERRUPTED):
-        _check(limit, text_tokens, window, batch_size, dtype, device, tp, engine)
+        _check(limit, text_tokens, window, batch_size, dtype, tp, engine)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
         on_what = Path(suite).stem if suite else "tasks" if names else "text"
         models = map(as_file_name, names_of([original, *(rewired or ())]))
@@ -168,9 +168,7 @@ def _print(text: str) -> None:
         console.print()
 
 
-def _check(
-    limit: int | None, text_tokens: int, window: int, batch_size: str, dtype: str, device: str, tp: int, engine: str
-) -> None:
+def _check(limit: int | None, text_tokens: int, window: int, batch_size: str, dtype: str, tp: int, engine: str) -> None:
     numbers = {"--limit": (limit, 1), "--text-tokens": (text_tokens, 1), "--window": (window, 2), "--tp": (tp, 1)}
     for name, (value, least) in numbers.items():
         if value is not None and value < least:
@@ -179,7 +177,5 @@ def _check(
         raise ValueError(f"--batch-size {batch_size} makes no sense: give a number from 1 on, or auto.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
-    if device not in ("auto", "cuda", "cpu"):
-        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
     if engine not in ("transformers", "vllm"):
         raise ValueError(f"--engine {engine} is not known: choose transformers or vllm.")

@@ -21,7 +21,7 @@ from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 
-from . import alpaca_eval, answers, benchmarks, harness, measure, retrieval, vllm_engine
+from . import answers, benchmarks, harness, measure, retrieval, vllm_engine
 from .answers import Logs
 from .checks import checks
 from .gates import Gate
@@ -83,7 +83,6 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     passing = {
         name: checks(gate, name, names[0], results, divergences, found_again) for name in names[1:] if gate is not None
     }
-    alpaca_logs = next((logs[task.entry.title] for task in tasks if task.entry.task == alpaca_eval.TASK), {})
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
@@ -93,7 +92,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         divergences=divergences,
         retrieval=found_again,
         left_out=left_out,
-        notes=_notes(request, runner) + _judge_alpaca_eval(alpaca_logs, out),
+        notes=_notes(request, runner),
         settings=settings,
         gate=gate.name if gate else None,
         checks=passing,
@@ -256,16 +255,6 @@ def _notes(request: EvaluateRequest, runner: Runner) -> list[str]:
     if runner.engine == VLLM and request.texts:
         return ["Perplexity and divergence need all logits, and ran in transformers, not in vLLM."]
     return []
-
-
-def _judge_alpaca_eval(logs: dict[str, Logs], out: Path) -> list[str]:
-    """Write the answers for AlpacaEval's own tool, and return its verdict on each model."""
-    notes = []
-    for model, of_model in logs.items():
-        file = out / "alpaca_eval" / f"{as_file_name(model)}.json"
-        alpaca_eval.write_outputs(of_model, model, file)
-        notes.append(f"{model}: {alpaca_eval.judge(file)}")
-    return notes
 
 
 def _versions(runner: Runner) -> dict[str, str]:

@@ -29,12 +29,9 @@ from .suites import Entry
 
 SEED = 1234  # of shots and of sampled generations
 HARNESS = version("lm_eval")
-OUR_TASKS = Path(__file__).parent / "tasks"
 
 # the folders that define the tasks of our suites: the index of one is read at once, that of all takes long
-_OURS = "ours"
 _FOLDERS = {
-    "alpaca_eval": _OURS,
     "arc_challenge": "arc",
     "arc_easy": "arc",
     "boolq": "super_glue/boolq",
@@ -60,7 +57,7 @@ class Task:
 
     entry: Entry
     loaded: dict[str, Any]  # the harness's tasks by name
-    metric: Metric | None  # None where only the outputs are wanted
+    metric: Metric
     filter: str
     shots: int
     versions: dict[str, Any]
@@ -182,15 +179,13 @@ def _check_code(entry: Entry, runs_code: bool) -> None:
     check_confinement()
 
 
-def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric | None, str]:
-    """The entry's metric, None where only outputs are wanted, and the filter of the responses that it scores."""
+def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric, str]:
+    """The entry's metric, and the filter of the responses that it scores."""
     first = next(iter(loaded.values()))
     name, _, filter_name = (entry.metric or next(iter(first.aggregation()))).partition(",")
     filters = [ensemble.name for ensemble in first._filters]
     if filter_name and filter_name not in filters:
         raise ValueError(f"Task {entry.task} has no filter '{filter_name}' but {', '.join(filters)}.")
-    if name == "bypass":
-        return None, filters[0]
     try:
         metrics = [metric_of(name, task.aggregation(), task.higher_is_better()) for task in loaded.values()]
     except ValueError as error:
@@ -220,15 +215,15 @@ def _check_ifeval() -> None:
 
 @cache
 def _manager(folder: str | None) -> Any:
-    """The harness's index of tasks: of one folder, or of all its 14,000 tasks and ours, which takes long."""
+    """The harness's index of tasks: of one folder, or of all its 14,000 tasks, which takes long."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import lm_eval.tasks
 
     datasets.disable_progress_bars()
     if folder is None:
-        return lm_eval.tasks.TaskManager(include_path=str(OUR_TASKS))
+        return lm_eval.tasks.TaskManager()
     theirs = Path(lm_eval.tasks.__file__).parent / folder
-    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(OUR_TASKS if folder == _OURS else theirs))
+    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(theirs))
 
 
 def _log(task: str, sample: dict[str, Any], model: Any) -> dict[str, Any]:

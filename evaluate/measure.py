@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from transformers.utils import logging
 
 from rewired.divergence import Divergence, divergence
 from rewired.progress import Progress, announce, is_first_rank
-from rewired.ranks import run_on_ranks
+from rewired.ranks import free_memory, run_on_ranks
 from rewired.text.tokenizer import load_tokenizer
 from rewired.text.windows import windows_of
 
@@ -92,7 +91,7 @@ def run_tasks(
 
     Prompts are tokenised as for `tokenizer_of`: the model's own tokenizer may add a BOS where another one does not.
     """
-    _free_memory()
+    free_memory()
     tasks = [harness.load_task(entry, rows, runs_code) for entry, _ in pending]
     with _asked(model, tokenizer_of, runner) as askable:
         for number, (task, (_, file)) in enumerate(zip(tasks, pending, strict=True), start=1):
@@ -115,7 +114,7 @@ def compare(
         with _explain_oom(), Progress(f"{other.name}: divergence of window", len(windows)) as progress:
             divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance))
         del loaded
-        _free_memory()
+        free_memory()
     return divergences
 
 
@@ -126,7 +125,7 @@ def retrieve(models: Sequence[Model], lengths: Sequence[int], runner: Runner) ->
     for model in models:
         with _explain_oom():
             right[model.name] = retrieval.answers(_load(model, runner), items, model.name)
-        _free_memory()
+        free_memory()
     return retrieval.compiled(items, right)
 
 
@@ -156,12 +155,6 @@ def _load(model: Model, runner: Runner) -> Any:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the rank ends
     logging.disable_progress_bar()
     return load_model(model, runner.weights_dtype, runner.device_type, runner.ranks)
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 @contextmanager

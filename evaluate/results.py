@@ -13,7 +13,6 @@ from rewired.divergence import Divergence
 from .answers import Logs, paired
 from .gates import Check
 from .harness import Task
-from .metrics import Metric
 from .papers import Paper
 from .statistics import Delta, Score, delta, score, significant
 
@@ -83,7 +82,7 @@ class Results:
 
 def compile_tasks(tasks: Sequence[Task], logs: dict[str, dict[str, Logs]], models: Sequence[str]) -> list[TaskResult]:
     """The tasks' results from each model's logs, title -> model -> logs."""
-    results = [_compile_task(task, task.metric, logs[task.entry.title], models) for task in tasks if task.metric]
+    results = [_compile_task(task, logs[task.entry.title], models) for task in tasks]
     for model in models[1:]:  # over all tasks of a model together, since among many comparisons some differ by chance
         verdicts = significant([result.deltas[model] for result in results])
         for result, verdict in zip(results, verdicts, strict=True):
@@ -105,8 +104,8 @@ def average_of(tasks: Sequence[TaskResult], models: Sequence[str]) -> Average | 
     )
 
 
-def _compile_task(task: Task, metric: Metric, logs: dict[str, Logs], models: Sequence[str]) -> TaskResult:
-    entry = task.entry
+def _compile_task(task: Task, logs: dict[str, Logs], models: Sequence[str]) -> TaskResult:
+    entry, metric = task.entry, task.metric
     items = paired([logs[model] for model in models], task.filter)
     parts = {
         model: np.array([metric.parts(log["metrics"]) for log in of_model])  # [n, parts]

@@ -37,9 +37,9 @@ class Item:
     answer: list[int]
 
 
-def items_of(tokenizer: Any, lengths: Sequence[int], seed: int = 0) -> list[Item]:
+def items_of(tokenizer: Any, lengths: Sequence[int]) -> list[Item]:
     """All items of these lengths, the same for all models of a tokenizer. Raises ValueError for a length too short."""
-    generator = random.Random(seed)
+    generator = random.Random(0)
     kinds = product(lengths, _KINDS, DEPTHS, range(REPEATS))
     return [_item(tokenizer, length, kind, depth, generator) for length, kind, depth, _ in kinds]
 

@@ -52,7 +52,7 @@ def _generate(
     """
     with report_errors("rewired generate"):
         size = TpSize.parse(tp, "--tp")
-        _check(prompt, size, chat, dtype, device)
+        _check(prompt, size, chat, dtype)
         folder = checkpoint_folder(source)
         _check_split(folder, size.x)  # before torch is loaded
         from .generate import Prompt, generate
@@ -60,7 +60,7 @@ def _generate(
         generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), size, dtype, device)
 
 
-def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str, device: str) -> None:
+def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str) -> None:
     if prompt == "":
         raise ValueError("--prompt is empty: give some text to continue.")
     if prompt is None and chat is False:
@@ -69,8 +69,6 @@ def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str, device: s
         raise ValueError("A chat runs on one rank: give a --prompt, or leave --tp out.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
-    if device not in ("auto", "cuda", "cpu"):
-        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
 
 
 def _check_split(folder: Path, ranks: int) -> None:

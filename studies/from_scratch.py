@@ -21,9 +21,13 @@ from unittest.mock import patch
 import torch
 from adapt_smollm2 import REPO, as_flags
 from quality import append, read
-from small_model import WORDS, train_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the rewired classes
@@ -32,13 +36,14 @@ from rewired.adapt.recipe import reading
 from rewired.adapt.run import adapt
 from rewired.model.sharding import Shards, row_parallel
 from rewired.tables import markdown
+from rewired.text.conversations import Document
 from rewired.text.documents import KEPT_BACK, mix, shuffled
 from rewired.text.windows import Cutter
 
 RESULT = REPO / "results" / "from-scratch" / "measured.jsonl"
 MADE = REPO / "build" / "from-scratch"
 TITLE = "# Trained from scratch: losses, and how far above standard's (studies/from_scratch.py)\n"
-SHARDS, WINDOW, BATCH = 4, 256, 2  # in little time, many steps of few tokens teach most
+WORDS, SHARDS, WINDOW, BATCH = 4096, 4, 256, 2  # in little time, many steps of few tokens teach most
 HELD_OUT = 48  # windows to judge on, of each file of the mix
 SEEDS = (1, 2, 3)
 SIZES: dict[str, Any] = {
@@ -144,6 +149,19 @@ def prepare() -> None:
     (MADE / "rows.jsonl").write_text("".join(rows))
     held_out = [w for file, end in zip(mix(), ends, strict=True) for w in cutter.in_order(file[end:], HELD_OUT)]
     (MADE / "held_out.json").write_text(json.dumps([ids.tolist() for ids in held_out]))
+
+
+def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    alphabet = ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=WORDS, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(map(plain, documents), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def plain(document: Document) -> str:
+    return document if isinstance(document, str) else "\n\n".join(turn["content"] for turn in document)
 
 
 def train(name: str, seed: int, windows: torch.Tensor) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 .venv/bin/python studies/quality.py                      # every wiring below
 .venv/bin/python studies/quality.py ladder@15            # only those whose names begin with this
 .venv/bin/python studies/quality.py --whole ladder+peek@0-30  # on all held-out text of the packaged mix
-.venv/bin/python studies/quality.py --chosen             # of chosen layers, not the last ones
 
-Rows of the current refit that the file of results/quality has (measured, whole or chosen.jsonl) are not measured again.
+Rows of the current refit that the file of results/quality has (measured or whole.jsonl) are not measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -52,7 +51,6 @@ WIRINGS = (
     "desync-4x",
     "partial-0.5",
 )
-CHOSEN = ("ladder+peek@2:attn,3-30", "ladder+peek@6-10,17-18,19-23,24-30")  # of these layers only
 FITS: dict[str, RefitRequest | None] = {
     "converted": None,
     "refit 32k": RefitRequest(tokens=32_768),
@@ -64,16 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
     parser.add_argument("--whole", action="store_true", help="on all held-out text of each file of the packaged mix")
-    parser.add_argument("--chosen", action="store_true", help="wirings of chosen layers")
     args = parser.parse_args()
     logging.disable_progress_bar()
-    result = FOLDER / ("whole.jsonl" if args.whole else "chosen.jsonl" if args.chosen else "measured.jsonl")
+    result = FOLDER / ("whole.jsonl" if args.whole else "measured.jsonl")
     windows = "all" if args.whole else WINDOWS
     known = {_name(row) for row in read(result) if is_current(row, windows)}
     with tempfile.TemporaryDirectory(prefix="rewired-quality-") as scratch:
         source = standard(Path(scratch) / "source")
         texts = kept_back(source) if args.whole else held_out(source)
-        for row in _rows_of_chosen() if args.chosen else _rows():
+        for row in _rows():
             if _name(row) not in known and _name(row).startswith(tuple(args.names)):
                 row["windows"] = windows
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -97,9 +94,9 @@ def put_tables(page: Path, *tables: str) -> None:
     page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: next(new), page.read_text(), flags=re.MULTILINE))
 
 
-def standard(out: Path, dtype: str | None = None) -> Path:
+def standard(out: Path) -> Path:
     """The original, converted with no layer rewired: what all studies start from, and compare with."""
-    return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}], dtype=dtype)).out
+    return convert(MODEL, out, Request([{"layers": "0-", "preset": "standard"}])).out
 
 
 def _rows() -> Iterator[dict[str, Any]]:
@@ -109,10 +106,6 @@ def _rows() -> Iterator[dict[str, Any]]:
             for name in WIRINGS:
                 text = name if "@" in name else f"{name}@{{0}}"
                 yield {"wiring": text.format(f"{LAYERS - round(LAYERS * quarters / 4)}-{LAYERS}"), "fit": fit}
-
-
-def _rows_of_chosen() -> list[dict[str, Any]]:
-    return [{"wiring": name, "fit": fit} for fit in FITS for name in CHOSEN]
 
 
 def is_current(row: dict[str, Any], windows: int | str = WINDOWS) -> bool:
@@ -160,11 +153,8 @@ def _original(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     return logits
 
 
-def held_out(source: Path, kinds: Sequence[str] = KINDS, number: int = WINDOWS) -> dict[str, torch.Tensor]:
-    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library.
-
-    A smaller `number` of each kind is spread over the WINDOWS ones.
-    """
+def held_out(source: Path) -> dict[str, torch.Tensor]:
+    """Windows of prose and chat from the held-out end of the packaged mix, and of code from the standard library."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     alpaca, c4, dpo, wiki = (documents[::-1] for documents in mix())
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -173,8 +163,7 @@ def held_out(source: Path, kinds: Sequence[str] = KINDS, number: int = WINDOWS) 
     def windows(*kinds: Iterable[Document]) -> torch.Tensor:
         return torch.stack([w for kind in kinds for w in Cutter(tokenizer).in_order(kind, WINDOWS // len(kinds))])
 
-    found = {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
-    return {kind: found[kind][:: WINDOWS // number] for kind in kinds}
+    return {"prose": windows(c4, wiki), "chat": windows(alpaca, dpo), "code": windows(code)}
 
 
 def kept_back(source: Path) -> dict[str, torch.Tensor]:
@@ -191,9 +180,9 @@ def _as_row(measured: Divergence) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "agreement"} | {"top1": measured.agreement[1]}
 
 
-def kls_with_errors(on: dict[str, Any], kinds: Iterable[str], digits: int = 3) -> list[str]:
+def kls_with_errors(on: dict[str, Any], kinds: Iterable[str]) -> list[str]:
     """The KLs of what `compare` gives, as cells of a table."""
-    return [f"{on[kind]['kl']:.{digits}f} ± {on[kind]['kl_standard_error']:.{digits}f}" for kind in kinds]
+    return [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in kinds]
 
 
 if __name__ == "__main__":

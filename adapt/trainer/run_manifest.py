@@ -10,6 +10,8 @@ from typing import Any
 from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from rewired.cache import write_whole
+
 from ..recipe.keys import Stage
 from . import run_lock
 
@@ -83,8 +85,7 @@ def begin(stage: Stage, folder: Path, stages: int, rows: str) -> None:
     check(stage, folder, stages, rows)
     state.wait_for_everyone()  # all have looked
     if state.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(_keys(stage, folder, stages, rows), folder)
+        write_whole(folder / _FILE, json.dumps(_keys(stage, folder, stages, rows), indent=1) + "\n")
 
 
 def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str, dict[str, Any]]:
@@ -109,10 +110,3 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     except ValueError:
         pass
     raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")
-
-
-def _write(keys: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Write the manifest whole or not at all."""
-    scratch = folder / f".{_FILE}"
-    scratch.write_text(json.dumps(keys, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(folder / _FILE)

@@ -29,7 +29,7 @@ import torch
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 TRANSFORMERS = (5, 17)  # at least
-NEEDED = ("safetensors", "huggingface_hub", "typer", "rich", "matplotlib", "peft", "pytest", "hypothesis", "scipy")
+NEEDED = ("safetensors", "huggingface_hub", "typer", "rich", "peft", "pytest", "hypothesis", "scipy")
 OPTIONAL = ("triton", "trl", "datasets", "flash-attn")
 WIRINGS = ("ladder", "ladder+peek", "parallel", "desync-4x", "partial-0.5", "ladder+int8")
 LOG, COMPILED = "log.txt", "inductor"

@@ -69,14 +69,14 @@ def bytes_per_token(shape: Shape, prompt: int, new: int) -> float:
     return weight_bytes(shape, 1) - embedding + cache_bytes(shape, 1, prompt + new // 2)
 
 
-def copy_bandwidth(device: str, repeats: int = 20) -> float:
+def copy_bandwidth(device: str) -> float:
     """Bytes per second that a large copy reads and writes, the median of some."""
     size = (1 << 31) if device == "cuda" else (1 << 27)
     source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = partial(target.copy_, source)
     copy()
-    return 2 * size / median(timed(copy) for _ in range(repeats))
+    return 2 * size / median(timed(copy) for _ in range(20))
 
 
 TEXT = """{layers} layers, batch 1, a prompt of {args.prompt} tokens, {args.new} new ones, {args.rounds} rounds, random

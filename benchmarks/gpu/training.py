@@ -6,29 +6,40 @@ not always fit into memory together; TRL's runs once more near the end.
 
 from __future__ import annotations
 
-import gc
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from datasets import Dataset
 from part import parser, progress, random_checkpoint, random_tokens, write
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+from trl import SFTConfig, SFTTrainer
 
-from benchmarks.trainings import Step, Trainings
+import rewired  # noqa: F401 - registers the rewired classes
+from rewired.adapt.losses.distillation import add_losses
+from rewired.adapt.losses.token_loss import TokenLoss
+from rewired.adapt.model.teacher import beside
+from rewired.adapt.model.trainable import choose, rewired_layers
+from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.bench.timing import timed
 from rewired.checkpoint.named_shapes import named_shapes
+from rewired.convert import Request, convert
+from rewired.ranks import free_memory
 from rewired.tables import markdown
 
 WARM_UP = 3
 BATCHES = 4  # of different rows, in turns
 STOCK = "SFT, stock Llama, TRL"
 HEADINGS = ("training", "tokens/s", "peak GB")
+Step = Callable[[], None]  # forward, backward, optimizer
 
 
 def main() -> None:
@@ -50,7 +61,7 @@ def main() -> None:
             rows.append([name, *measured])
             write(args.section, f"## Training, {args.model}", TEXT.format(args=args), markdown(HEADINGS, rows))
             progress(" ".join(rows[-1]))
-            release()
+            free_memory()
     sys.exit(failed)
 
 
@@ -64,12 +75,6 @@ def measure(step: Step, args: Any) -> list[str]:
     low, middle, high = (args.rows * args.length / each for each in quantiles(seconds, n=4, method="inclusive")[::-1])
     memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if args.device == "cuda" else ""
     return [f"{middle:,.0f} ({low:,.0f} to {high:,.0f})", memory]
-
-
-def release() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def trainings(args: Any, folder: Path) -> dict[str, Callable[[], Step]]:
@@ -86,6 +91,77 @@ def trainings(args: Any, folder: Path) -> dict[str, Callable[[], Step]]:
         "distillation, rewired layers": partial(ours.distillation, *ladder, "rewired"),
         f"{STOCK}, again": ours.stock,
     }
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """`source` is a stock Llama in a folder; weights are float32, on GPUs under bfloat16 autocast."""
+
+    source: Path
+    rows: list[list[int]]  # of tokens
+    batch: int
+    device: str
+    folder: Path  # for what is written
+
+    def stock(self) -> Step:
+        """TRL's SFT of transformers' Llama."""
+        return _step(SFTTrainer(self._load(self.source), self._arguments(), **self._data))
+
+    def sft(self, preset: str, layers: str) -> Step:
+        return _step(AdaptTrainer(self._student(preset, layers, "all"), self._arguments(), **self._data))
+
+    def distillation(self, preset: str, layers: str, train: str) -> Step:
+        """By KL alone, from the original."""
+        model = self._student(preset, layers, train)
+        trainer = AdaptTrainer(model, self._arguments(), losses=["ce", "kd"], **self._data)
+        teacher = beside(model, self.source, dtype=torch.bfloat16 if self.device == "cuda" else None)
+        add_losses(model, teacher, TokenLoss(ce=0, kd=1), 0.0, rewired_layers(model.config))
+        return _step(trainer)
+
+    def _student(self, preset: str, layers: str, train: str) -> Any:
+        out = self.folder / f"{preset}-{layers}"
+        if not out.exists():
+            convert(self.source, out, Request([{"layers": layers, "preset": preset}]))
+        model = self._load(out)
+        choose(model, train)
+        return model
+
+    def _load(self, folder: Path) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        rows = Dataset.from_dict({"input_ids": self.rows, "labels": self.rows})
+        return {"train_dataset": rows, "processing_class": AutoTokenizer.from_pretrained(self.source)}
+
+    def _arguments(self) -> SFTConfig:
+        is_gpu = self.device == "cuda"
+        return SFTConfig(
+            output_dir=str(self.folder / "out"),
+            per_device_train_batch_size=self.batch,
+            use_cpu=not is_gpu,
+            bf16=is_gpu,
+            activation_checkpointing=False,
+            max_length=None,
+            report_to="none",
+        )
+
+
+def _step(trainer: Any) -> Step:
+    """One step of a trainer as a function; batches take turns."""
+    trainer.create_optimizer()
+    batches = list(trainer.get_train_dataloader())
+    model = trainer.accelerator.prepare_model(trainer.model).train()  # which is where autocast comes from
+
+    def step() -> None:
+        batch = batches[0]
+        batches.append(batches.pop(0))
+        count = (batch["labels"][:, 1:] != -100).sum()
+        trainer.training_step(model, dict(batch), num_items_in_batch=count)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+
+    return step
 
 
 TEXT = """Random float32 weights, on GPUs under bfloat16 autocast; {args.rows} rows of {args.length} tokens a step:

@@ -25,12 +25,7 @@ def needs(extra: str, what: str) -> Iterator[None]:
 
 def missing(extra: str, what: str, package: str) -> str:
     """The sentence for `what`, which needs `package` of `extra`."""
-    return not_installed(what, package, install_command(extra))
-
-
-def not_installed(what: str, package: str, command: str) -> str:
-    """The sentence for `what`, which needs `package`; `command` installs it."""
-    return f"{what} needs the package '{package}', which is not installed: {command}"
+    return f"{what} needs the package '{package}', which is not installed: {install_command(extra)}"
 
 
 def install_command(extra: str) -> str:

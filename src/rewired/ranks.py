@@ -75,6 +75,8 @@ def run_on_ranks(
 
 def choose_device(device: str, ranks: int) -> str:
     """The device type, "cpu" or "cuda", for so many ranks; `device` may be "auto". Raises ValueError."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
     import torch
 
     gpus = torch.cuda.device_count()
@@ -137,6 +139,15 @@ def enter_group(device_type: str, local_rank: int, timeout_seconds: float, **whe
         urgent = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options |= {"device_id": torch.device("cuda", local_rank), "pg_options": urgent}
     torch.distributed.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device_type], **options, **where)
+
+
+def free_memory() -> None:
+    """Free the models that nothing holds any more: a student with its teacher is part of a reference cycle."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def leave_group() -> None:

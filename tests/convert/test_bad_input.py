@@ -130,10 +130,6 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: [(f / "tokenizer.json").unlink(), (f / "tokenizer.json").symlink_to("/etc/hostname")],
         "is a link that leaves its folder",
     ),
-    "ladder_layers of the authors' format beyond the model": (
-        lambda f: edit_json(f / "config.json", model_type="llamaLadder", ladder_layers=7),
-        "ladder_layers 7",
-    ),
     "a wiring that is no list": (
         lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=7),
         "wiring 7",

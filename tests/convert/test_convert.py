@@ -189,17 +189,6 @@ def test_a_dry_run_checks_everything_and_writes_nothing(source: Path) -> None:
     assert snapshot(source.parent) == before
 
 
-@pytest.mark.parametrize("ladder_layers", [3, [3, 4, 5]], ids=["last n", "a list"])
-def test_the_ladder_authors_own_format(ladder_layers: Any, source: Path) -> None:
-    edit_json(source / "config.json", model_type="llamaLadder", ladder_layers=ladder_layers)
-    out = convert(source, source.parent / "out").out
-    assert config_of(out)["wiring"][-1] == {"layers": "3-6", "preset": "ladder"}
-    assert "ladder_layers" not in config_of(out)
-    twin = make_llama(source.parent / "twin")
-    expected = convert(twin, source.parent / "expected", Request([{"layers": "3-6", "preset": "ladder"}])).out
-    assert torch.equal(logits(out), logits(expected))
-
-
 @pytest.mark.parametrize("dtype, expected", [("bf16", torch.bfloat16), ("float16", torch.float16)])
 def test_dtype_casts_the_weights(dtype: str, expected: torch.dtype, source: Path) -> None:
     done = run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--dtype", dtype, cwd=source.parent)

@@ -165,11 +165,6 @@ REFUSED: dict[str, tuple[dict[str, Any], Request, str]] = {
     "refitted": ({"refit": FIT}, Request(LADDER, rotate="hadamard"), "was refitted in the basis"),
     "calibrated": ({"calibrated": FIT}, Request(LADDER, rotate="hadamard"), "was calibrated in the basis"),
     "nothing is missing": ({}, Request(LADDER, rotate="missing"), "this wiring sends all: take --rotate hadamard"),
-    "no original": (
-        {"model_type": "llamaLadder", "ladder_layers": 2},
-        Request(PARTIAL, rotate="missing"),
-        "there is no dense original in which to see what is missing",
-    ),
 }
 
 

@@ -212,14 +212,6 @@ CASES = [
             for letter in "ABCD"
         ],
     ),
-    Case(
-        "alpaca_eval",
-        row := {"dataset": "helpful", "instruction": "Name a river."},
-        "eval",
-        "eval_framework/tasks/alpaca_eval/data/alpaca_eval_gpt4_baseline.json",
-        row | {"output": "The Nile.", "generator": "gpt4"},
-        [("Name a river.",)],
-    ),
 ]
 
 

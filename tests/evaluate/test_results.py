@@ -23,7 +23,7 @@ from .made_up_results import (
 WORDS = Metric("word_perplexity", "perplexity", higher_is_better=False)
 
 
-def loaded(title: str, metric: Metric | None, filter_name: str = "none", note: str = "") -> Task:
+def loaded(title: str, metric: Metric, filter_name: str = "none", note: str = "") -> Task:
     return Task(Entry(f"{title}_task", column=title, limit=9), {}, metric, filter_name, 3, {title: 2.0}, note)
 
 
@@ -36,7 +36,7 @@ def right(items: Sequence[int], of: int = 20, filter_name: str = "none") -> list
 
 
 def test_results_come_from_items_that_pair_however_they_are_ordered() -> None:
-    tasks = [loaded("A", Metric("acc", "mean"), note="differs"), loaded("outputs only", None)]
+    tasks = [loaded("A", Metric("acc", "mean"), note="differs")]
     logs = {"A": {"dense": right(range(10)), "hybrid": right([*range(5), 19])[::-1]}}
     [result] = compile_tasks(tasks, logs, ["dense", "hybrid"])
     assert (result.title, result.task, result.metric, result.shots, result.limit) == ("A", "A_task", "acc", 3, 9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,6 @@ def test_bad_input_is_one_sentence(
     assert sentence in printed.err and "Traceback" not in printed.err
     assert printed.err.strip().count("\n") == 0
     assert snapshot(tmp_path) == before
-
-
-def test_the_authors_ladder_has_no_original(text: Path, tmp_path: Path) -> None:
-    source = make_dense(tmp_path / "dense")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "llamaLadder", "ladder_layers": [2, 3]}))
-    with pytest.raises(ValueError, match="was trained as a ladder, so there is no dense original to fit it to"):
-        convert(source, tmp_path / "out", Request(refit=RefitRequest(str(text))))
 
 
 @pytest.mark.parametrize("dry_run", [False, True], ids=["", "dry"])

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from rewired.cli import positive_integers, report_errors
-from rewired.extras import needs
 from rewired.model.wiring_text import parse_wirings
 from rewired.progress import is_first_rank
 from rewired.ranks import choose_device
@@ -93,7 +92,7 @@ def _bench(
     """Measure on this machine how much faster each wiring is than the best baselines.
 
     It times prefill and decoding, or training, in turns, on tensor-parallel ranks that it starts or torchrun's. DIR
-    gets a report, a plot, and results.json, which rewired plan --calibrate takes.
+    gets a report, and results.json, which rewired plan --calibrate takes.
 
     Examples:
 
@@ -106,8 +105,6 @@ def _bench(
     ```
     """
     with report_errors("rewired bench", when_interrupted=f"interrupted; the same command continues in {out}."):
-        with needs("convert", "rewired bench"):
-            import matplotlib  # noqa: F401 - missed before anything is measured
         from .run import bench
 
         ranks = _ranks(tp)
@@ -147,11 +144,9 @@ def _each_once(flag: str, text: str, what: str) -> tuple[int, ...]:
 
 
 def _write(results: Mapping[str, Any], out: Path) -> None:
-    from .plot import throughput
     from .report import markdown, print_report
 
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    throughput(results).savefig(out / "throughput.png", dpi=150, metadata={"Software": ""})
     (out / "report.md").write_text(markdown(results), encoding="utf-8")
     print_report(results)
-    print(f"\n{out}/report.md has this with a plot, results.json the figures.")
+    print(f"\n{out}/report.md has this, results.json the figures.")

@@ -73,7 +73,7 @@ def verdicts(results: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """report.md, which stands beside throughput.png."""
+    """The text of report.md."""
     request, machine = results["request"], results["environment"]
     facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("device", "date"))
     parts = [
@@ -81,7 +81,6 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"`{results['command']}`, {machine['date']}; {machine['device']}, {facts}.",
         f"{results['rows'][0]['layers']} layers, {request['dtype']}, {_tokens(request)}, {request['rounds']} rounds. "
         f"{READING}",
-        "![throughput.png](throughput.png)",
         *(f"{table.title}:\n\n{markdown_table(table.headings, table.rows)}".rstrip() for table in tables(results)),
         "\n".join(f"- {line}" for line in verdicts(results)),
     ]

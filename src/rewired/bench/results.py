@@ -1,7 +1,7 @@
 """The results of a bench: cells as they were measured, and the rows that follow from them.
 
 `measured.jsonl` has a line for each cell, written when the cell is done: an interrupted bench goes on after the last.
-`results.json` is what `rewired plan --calibrate` and the plot read.
+`results.json` is what `rewired plan --calibrate` reads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from math import comb
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+from rewired.cache import write_whole
 
 from .contenders import NONE, STANDARD, STOCK
 from .request import BenchRequest
@@ -60,11 +62,8 @@ class CellFile:
     def add(self, cell: Cell) -> None:
         """Write it too, whole or not at all."""
         self.cells.append(cell)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"request": self.request, **asdict(each)}) + "\n" for each in self.cells]
-        scratch = self.file.with_suffix(".partial")
-        scratch.write_text("".join(lines), encoding="utf-8")
-        scratch.replace(self.file)
+        write_whole(self.file, "".join(lines))
 
     def is_done(self, tp: int, batch: int) -> bool:
         return any((cell.tp, cell.batch) == (tp, batch) for cell in self.cells)

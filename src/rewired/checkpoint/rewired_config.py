@@ -15,7 +15,7 @@ from .provenance import FITS
 from .shape import family_in
 
 # entries that a stock model's config does not have
-_OURS = ("auto_map", "wiring", "wiring_version", "tp_shards", "ladder_layers")
+_OURS = ("auto_map", "wiring", "wiring_version", "tp_shards")
 _OUR_IMPORT = re.compile(r"^from (\.|rewired\.model\.)(\w+) import ", re.MULTILINE)
 
 

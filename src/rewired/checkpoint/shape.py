@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rewired.families import FAMILIES, family_of, names, why_not
+from rewired.families import family_of, names, why_not
 from rewired.model.family import Family, Linear, Module, Width, size
-from rewired.model.regions import ranges_of_layers
 from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
 
 from .records import switch
 
 _MOST_LAYERS = 10_000  # a broken number must not fill the memory
-AUTHORS_LADDER = "llamaLadder"  # the Ladder paper's authors' own format, of Llamas
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Shape:
 def family_in(config: Mapping[str, Any]) -> Family:
     """The family of a checkpoint's `config`. Raises ValueError for other families."""
     model_type = config.get("model_type")
-    family = FAMILIES["llama"] if model_type == AUTHORS_LADDER else family_of(model_type)
+    family = family_of(model_type)
     if family is None:
         raise ValueError(
             f"This is not a {names()} model: its config.json says model_type '{model_type}'{why_not(model_type)}."
@@ -157,7 +155,7 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None, most
 
 
 def source_wiring(config: Mapping[str, Any], shape: Shape) -> Wiring:
-    """The wiring that a checkpoint already has: dense, ours, or the Ladder paper's authors' own format.
+    """The wiring that a checkpoint already has: dense, or ours.
 
     Raises ValueError where the wiring is malformed, or of a version that is not computed here.
     """
@@ -165,20 +163,4 @@ def source_wiring(config: Mapping[str, Any], shape: Shape) -> Wiring:
     if config["model_type"] == shape.family.rewired_type:
         check_version(config)
         entries = config.get("wiring")
-    elif config["model_type"] == AUTHORS_LADDER:
-        entries = _authors_ladder(config.get("ladder_layers"), shape.num_hidden_layers)
     return shape.wiring(entries)
-
-
-def _authors_ladder(ladder_layers: Any, num_layers: int) -> list[dict[str, Any]]:
-    """`ladder_layers` is an integer n for the last n layers, or the list of layers."""
-    if type(ladder_layers) is int and 0 <= ladder_layers <= num_layers:
-        spec = f"-{ladder_layers}" if ladder_layers else ""
-    elif isinstance(ladder_layers, list) and all(type(layer) is int for layer in ladder_layers):
-        spec = ",".join(str(layer_range) for layer_range in ranges_of_layers(ladder_layers))
-    else:
-        raise ValueError(
-            f"config.json has ladder_layers {ladder_layers!r}: it must be a number of layers, at most {num_layers}, "
-            "or a list of them."
-        )
-    return [{"layers": spec, "preset": "ladder"}] if spec else []

@@ -6,7 +6,6 @@ make nearly all of it; norms and gains, which are few and of another size, would
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from torch.nn.functional import pad
 from rewired.model.kernels import kernel
 from rewired.model.payload import FORMATS
 from rewired.model.quantisation import pack, shares_of, sum_in_order, unpack
+from rewired.rotate.hadamard import sylvester
 
 BLOCK = 128  # numbers that share a scale, and are rotated together
 BITS = {"int8": 8, "int4": 4}
@@ -162,12 +162,9 @@ def _rotated(blocks: torch.Tensor, rotation: torch.Tensor | None) -> torch.Tenso
 
 @cache
 def hadamard(device: torch.device) -> torch.Tensor:
-    """The Hadamard matrix over sqrt(128), which is its own inverse, by Sylvester: H_2n = [[H, H], [H, -H]].
+    """The Hadamard matrix over sqrt(128), [128, 128], float32.
 
     Times it, a block spreads a large number's share, so that the scale need not be made for that (SDP4Bit, arXiv
     2410.15526). Kernels take it as an argument: a compiler would make it anew in every call.
     """
-    matrix = torch.ones(1, 1)
-    while len(matrix) < BLOCK:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    return (matrix / math.sqrt(BLOCK)).to(device)
+    return sylvester(BLOCK).float().to(device)

@@ -20,7 +20,7 @@ def block_hadamard(widths: Iterable[int]) -> torch.Tensor:
 
     A section is cut into blocks of 64 channels from its start, as its groups are; what remains, into powers of two.
     """
-    blocks = [_hadamard(block) for width in widths for block in _blocks(width)]
+    blocks = [sylvester(block) for width in widths for block in _blocks(width)]
     return torch.block_diag(*blocks)
 
 
@@ -38,8 +38,8 @@ def _blocks(width: int) -> list[int]:
     return [GROUP] * (width // GROUP) + powers
 
 
-def _hadamard(size: int) -> torch.Tensor:
-    """Sylvester's, scaled to be orthonormal, for a power of two."""
+def sylvester(size: int) -> torch.Tensor:
+    """The Hadamard matrix of a power of two over its root, its own inverse, float64: H_2n = [[H, H], [H, -H]]."""
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]) / 2**0.5

