@@ -105,6 +105,15 @@ def test_only_what_is_named_is_priced() -> None:
     assert [row["kl"] for row in report["rows"] if row["wiring"] == mixed] == [None]
 
 
+def test_a_wiring_carries_the_gate_that_was_asked() -> None:
+    wirings = "ladder+peek@16-32; ladder+peek@9-32"
+    rows = plan("llama-3.1-8b", "--batch", 1, "--wirings", wirings)["rows"]
+    gates = {row["wiring"]: row["gates"] for row in rows}
+    assert "recommended: undecided" in gates.pop("ladder+peek@16-32") and not any(gates.values())
+    printed = [run("llama-3.1-8b", "--batch", 1, "--wirings", text).output for text in wirings.split("; ")]
+    assert ["recommended:" in each for each in printed] == [True, False]
+
+
 def test_replicas_share_the_gpus() -> None:
     one, two = plan(*TINY, "--gpus", 4, "--tp", 4), plan(*TINY, "--gpus", 8, "--tp", 4)
     assert two["rows"][0]["tokens_per_second"] == pytest.approx(2 * one["rows"][0]["tokens_per_second"])

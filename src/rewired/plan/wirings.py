@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
-from rewired.measured_kl import smollm2_kl
+from rewired.measured_kl import smollm2_gates, smollm2_kl
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE, parse_wiring, wiring_text
@@ -68,6 +68,11 @@ class Candidate:
             return None
         how = "interpolated" if measured.is_interpolated else "measured"
         return Quality(measured.fitted, f"SmolLM2, {measured.share:.0%} of layers, {how}")
+
+    @property
+    def gates(self) -> Sequence[str]:
+        """What gates found in SmolLM2; nothing where they were not asked, or where the KL is another model's."""
+        return smollm2_gates(self.wiring) if self.is_rewired and self.measured_kl is None else []
 
 
 @cache
