@@ -1,4 +1,4 @@
-"""What the log says of a training's speed: model FLOPs as torch counts them."""
+"""What the log says of a training's speed: model FLOPs as torch counts them, and the time of waits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed._functional_collectives import all_reduce
 from torch.utils.flop_counter import FlopCounterMode
 
-from rewired.adapt.trainer.speed import flops_per_token, peak_flops
+from rewired.adapt.trainer.speed import Waits, flops_per_token, peak_flops
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from tests.adapt.world import logged, train
 from tests.rewired.tiny import SIZES
@@ -44,3 +46,18 @@ def test_the_share_of_the_peak_is_logged_where_it_is_known(
     for name, peak in {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": None}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert peak_flops(torch.device("cuda")) == peak
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_waits_are_timed_while_a_step_runs(compiled: bool) -> None:
+    def reduce(given: torch.Tensor) -> torch.Tensor:
+        return all_reduce(given, "sum", distributed.group.WORLD) + 1
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    run, waits = torch.compile(reduce) if compiled else reduce, Waits()
+    with waits.during_step():
+        assert run(torch.ones(2)).tolist() == [2, 2]
+    waited = waits.waited
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    distributed.destroy_process_group()
+    assert waits.waited == waited and 0 < waits.share() < 1 and waits.waited == 0
