@@ -28,6 +28,7 @@ from .recipe.keys import Recipe, Stage
 from .start import Start
 from .trainer.callbacks import EndOfStep, MeasureDivergence
 from .trainer.sharded import ShardedTrainer
+from .trainer.speed import flops_per_token
 from .trainer.trainer import AdaptTrainer
 
 
@@ -59,6 +60,7 @@ def make_trainer(
     )
     if recipe.load_in_4bit and not recipe.is_sharded:
         learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
+    trainer.flops_per_token = flops_per_token(unwrapped(model), teacher if recipe.distills else None)
     if teacher is not None:
         _patch_forward(unwrapped(model), teacher, recipe, config)
     if checked.held_out:

@@ -1,10 +1,12 @@
-"""The tables of results/quality, and its pictures frontier.png and bytes.png, made from the .jsonl files there.
+"""The tables of results/quality, its pictures frontier.png and bytes.png, and the verdicts that come with the package,
+made from the .jsonl files there.
 
 .venv/bin/python studies/quality_report.py
 """
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +23,12 @@ from quality import FILES, FOLDER, KINDS, LAYERS, WINDOWS, is_current, kls_with_
 from rewired.convert.traffic import Traffic
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
-from rewired.model.wiring_text import parse_wiring
+from rewired.model.wiring_text import parse_wiring, wiring_text
 from rewired.refit.run import ALGORITHM_VERSION
 from rewired.tables import markdown
 
 HIDDEN_SIZE, SHARDS = 576, 3  # SmolLM2-135M's
+VERDICTS = FOLDER.parents[1] / "src" / "rewired" / "measured_gates.csv"
 PAYLOADS = {"": "o", "int8": "s", "int6": "P", "int4/int8": "D", "int4": "v"}  # and their markers
 PARTIAL = {"none": "o", "missing": "^"}  # by basis
 ROTATED, NOT_ROTATED, ANY = "black", "tab:cyan", "grey"  # colours of what is no wiring
@@ -37,10 +40,27 @@ def main() -> None:
     put_tables(FOLDER / "measured.md", table(measured))
     put_tables(FOLDER / "whole.md", whole_table(read(FOLDER / "whole.jsonl")))
     put_tables(FOLDER / "selected.md", selected_table(selected))
+    package_verdicts(read(FOLDER / "gates.jsonl"))
     rows = measured + [_last(row) for row in selected if row[1] == "last"]
     refitted = {kind(row) for row in rows if row["fit"] != "converted"}
     frontier([row for row in rows if kind(row) in refitted], selected, FOLDER / "frontier.png")
     over_bytes(FOLDER / "bytes.png")
+
+
+def package_verdicts(rows: list[dict[str, Any]]) -> None:
+    """The newest verdict of each gate on each wiring and its weights."""
+    verdicts = {}
+    for row in (row for row in rows if "gate" in row):
+        wiring = wiring_text(Wiring.from_json(row["wiring"], LAYERS, HIDDEN_SIZE).rewired_regions)
+        verdicts[wiring, LAYERS, row.get("weights", ""), row["gate"]] = row["verdict"]
+    with VERDICTS.open("w", encoding="utf-8", newline="") as file:
+        file.write(
+            "# Verdicts of gates on SmolLM2-135M-Instruct (30 layers, 3 shards). Weights without a name are those that "
+            "plan's commands make. Source: results/quality/gates.jsonl\n"
+        )
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["wiring", "layers", "weights", "gate", "verdict"])
+        table.writerows([*key, verdict] for key, verdict in verdicts.items())
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

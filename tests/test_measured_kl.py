@@ -1,4 +1,4 @@
-"""The packaged KL of wirings is what results/quality measured."""
+"""The packaged KL of wirings, and the verdicts of gates, are what results/quality measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from rewired.measured_kl import smollm2_gates
+from rewired.model.wiring import Wiring
+from rewired.model.wiring_text import parse_wiring
+
 RESULTS = Path(__file__).parents[1] / "results" / "quality"
 
 
-def rows() -> list[dict[str, str]]:
-    text = (files("rewired") / "measured_kl.csv").read_text()
+def rows(name: str = "measured_kl.csv") -> list[dict[str, str]]:
+    text = (files("rewired") / name).read_text()
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
@@ -65,6 +69,25 @@ def test_every_wiring_was_measured_in_all_layers() -> None:
     """So that none is priced beyond what was measured."""
     names = {row["wiring"].partition("@")[0] for row in rows()}
     assert {row["wiring"] for row in rows() if row["wiring"].endswith("@0-30")} == {f"{name}@0-30" for name in names}
+
+
+def test_verdicts_are_those_of_the_results() -> None:
+    """Of several on the same weights, the newest. studies/quality_report.py writes them."""
+    found = {
+        (Wiring.from_json(row["wiring"], 30, 576), row.get("weights", ""), row["gate"]): row["verdict"]
+        for row in measured("gates.jsonl")
+        if "gate" in row
+    }
+    assert found == {
+        (Wiring.from_json(parse_wiring(row["wiring"]), 30, 576), row["weights"], row["gate"]): row["verdict"]
+        for row in rows("measured_gates.csv")
+    }
+
+
+def test_a_verdict_is_of_as_large_a_share_of_layers() -> None:
+    texts = ("ladder+peek@40-80", "ladder+peek@39-80", "ladder+peek@40-79", "desync-4x@0-40, ladder+peek@40-80")
+    found = [smollm2_gates(Wiring.from_json(parse_wiring(text), 80, 8192)) for text in texts]
+    assert "recommended: undecided" in found[0] and not any(found[1:])
 
 
 def measured(file: str) -> list[dict[str, Any]]:

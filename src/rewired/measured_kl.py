@@ -1,9 +1,9 @@
-"""What wirings cost on SmolLM2-135M, as measured: the measured_kl.csv beside this file."""
+"""What wirings cost on SmolLM2-135M, and which gates it passed with them, as measured: the tables beside this file."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -36,6 +36,12 @@ def smollm2_kl(wiring: Wiring) -> MeasuredKL | None:
     return MeasuredKL(share, _at(share, converted), _at(share, fitted), share not in points)
 
 
+def smollm2_gates(wiring: Wiring) -> Sequence[str]:
+    """What each gate found where `wiring` takes as large a share of SmolLM2's layers: `recommended: failed`, say."""
+    name, share = _last_layers(wiring)
+    return _verdicts().get((name, share), []) if name else []
+
+
 def _at(share: float, points: Mapping[float, float] | None) -> float | None:
     if points is None:
         return None
@@ -54,12 +60,29 @@ def _last_layers(wiring: Wiring) -> tuple[str, float]:
 @cache
 def _measured(is_fitted: bool) -> Mapping[str, Mapping[float, float]]:
     """By wiring, less its layers, and by the share of the layers that it has."""
-    text = files("rewired").joinpath("measured_kl.csv").read_text("utf-8")
     points: dict[str, dict[float, float]] = {}
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in _rows("measured_kl.csv"):
         needs_no_fit = row["wiring"].startswith("standard")
         if needs_no_fit or is_fitted == (row["weights"] == "refit"):
-            wiring = Wiring.from_json(parse_wiring(row["wiring"]), int(row["layers"]), hidden_size=1)
-            name, share = _last_layers(wiring)
+            name, share = _last_layers(_wiring(row))
             points.setdefault(name, {0.0: 0.0})[share] = float(row["prose"])
     return points
+
+
+@cache
+def _verdicts() -> Mapping[tuple[str, float], Sequence[str]]:
+    """By the wiring, less its layers, and the share of the layers that it has."""
+    found: dict[tuple[str, float], list[str]] = {}
+    for row in _rows("measured_gates.csv"):
+        asked = f"{row['gate']}, {row['weights']}" if row["weights"] else row["gate"]
+        found.setdefault(_last_layers(_wiring(row)), []).append(f"{asked}: {row['verdict']}")
+    return found
+
+
+def _rows(name: str) -> Iterable[Mapping[str, str]]:
+    text = files("rewired").joinpath(name).read_text("utf-8")
+    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+
+
+def _wiring(row: Mapping[str, str]) -> Wiring:
+    return Wiring.from_json(parse_wiring(row["wiring"]), int(row["layers"]), hidden_size=1)

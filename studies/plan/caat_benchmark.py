@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rewired import hardware
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
-from rewired.plan import hardware
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.engine import Engine

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rewired import hardware
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.checkpoint.shape import Shape
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE
-from rewired.plan import hardware
 from rewired.plan.engine import Engine
 from rewired.plan.machine import Load, Machine, all_reduces
 from rewired.plan.wirings import wiring_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewired.plan import hardware
+from rewired import hardware
 from rewired.plan.all_reduce_time import AllReduce, Curve, Network, Ring, curves_of, halves_of, measured_curves
 
 SIZES = st.floats(1, 1e10)
@@ -102,5 +102,5 @@ def test_data_sheets_are_whole(name: str) -> None:
     sheet = hardware.load(name)
     assert 1e14 < sheet.flops < 1e16 and 5e11 < sheet.memory_bandwidth < 1e13 and 4e10 < sheet.memory < 3e11
     assert sheet.link_bandwidth >= sheet.network_bandwidth > 0
-    text = (files("rewired.plan") / "hardware" / f"{name}.toml").read_text()
+    text = (files("rewired") / "hardware" / f"{name}.toml").read_text()
     assert "Source:" in text.splitlines()[0]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewired import hardware
 from rewired.checkpoint.named_shapes import named_shapes
-from rewired.plan import hardware
 from rewired.plan.grids import all_gather, all_reduce, bandwidths, plan_grids, price, reduce_scatter
 
 SHAPE, H100 = named_shapes()["llama-3.1-8b"], hardware.load("h100")

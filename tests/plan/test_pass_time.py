@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewired import hardware
 from rewired.checkpoint.named_shapes import named_shapes
-from rewired.plan import engine, hardware
+from rewired.plan import engine
 from rewired.plan.all_reduce_time import AllReduce, Network, Ring
 from rewired.plan.compute import Rank, Step
 from rewired.plan.machine import Load, Machine, serving_machine

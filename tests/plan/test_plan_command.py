@@ -48,7 +48,7 @@ def test_the_json_is_ranked_and_complete() -> None:
     report = plan("llama-3.1-70b", "--batch", "1,16", "--all")
     for batch in (1, 16):
         speedups = [row["speedup"] for row in report["rows"] if row["batch"] == batch]
-        assert len(speedups) == 2 + 4 * len(RANKED)  # standard and none; each on four numbers of layers
+        assert len(speedups) == 3 + 4 * len(RANKED)  # standard, none and DELAYED; each on four numbers of layers
         assert speedups == sorted(speedups, reverse=True)
     standard = next(row for row in report["rows"] if row["wiring"] == "standard")
     assert (standard["speedup"], standard["exposed_all_reduces"], standard["kl"]) == (1, 160, 0)
@@ -103,6 +103,26 @@ def test_only_what_is_named_is_priced() -> None:
     assert {row["wiring"] for row in report["rows"]} == wirings
     assert any(f"convert tiny --wiring '{mixed}' " in command for command in report["commands"])
     assert [row["kl"] for row in report["rows"] if row["wiring"] == mixed] == [None]
+
+
+def test_a_wiring_carries_the_gate_that_was_asked() -> None:
+    wirings = "ladder+peek@16-32; ladder+peek@9-32"
+    rows = plan("llama-3.1-8b", "--batch", 1, "--wirings", wirings)["rows"]
+    gates = {row["wiring"]: row["gates"] for row in rows}
+    assert "recommended: undecided" in gates.pop("ladder+peek@16-32") and not any(gates.values())
+    printed = [run("llama-3.1-8b", "--batch", 1, "--wirings", text).output for text in wirings.split("; ")]
+    assert ["recommended:" in each for each in printed] == [True, False]
+
+
+@pytest.mark.parametrize(("gpus", "pays"), [(8, True), (4, False)])
+def test_a_delay_of_two_is_named_where_it_wins_more_than_the_range_of_one(gpus: int, pays: bool) -> None:
+    """On eight L40S in two nodes an all-reduce of a token takes longer than a module, but less than two."""
+    arguments = ("llama-3.1-8b", "--hardware", "l40s", "--library", "nccl", "--gpus", gpus, "--goal", "latency")
+    rows = {row["wiring"]: row for row in plan(*arguments, "--batch", 1, "--all")["rows"]}
+    one, two = rows["ladder+peek@0-32"], rows["ladder+peek+delay-2@0-32"]
+    assert (two["speedup"] > one["speedup_range"][1]) == pays
+    named = [line for line in plan(*arguments, "--batch", 1)["left_out"] if "delay-2" in line]
+    assert [f"{two['speedup']:.2f} at batch 1" in line for line in named] == [True] * pays
 
 
 def test_replicas_share_the_gpus() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from rewired.checkpoint.memory import weight_bytes
 from rewired.checkpoint.named_shapes import find_shape
+from rewired.hardware import load as hardware
 from rewired.plan.compute import Rank
 from rewired.plan.engine import load
-from rewired.plan.hardware import load as hardware
 from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.plan.weights import BF16, WEIGHTS
 

@@ -10,7 +10,7 @@ from rewired.convert.traffic import Traffic
 from rewired.model.wiring import Wiring
 from rewired.select.choice import STANDARD, Amount, Choice, entries, exposed, last, least, names, sent, units
 
-WIRINGS = names("ladder; ladder+peek; parallel; parallel+overlap; desync; desync-2x+int4; int4; int8")
+WIRINGS = names("ladder; ladder+peek+delay-2; parallel; parallel+overlap; desync; desync-2x+int4; int4; int8")
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))
 
 

@@ -74,6 +74,16 @@ def test_last_layers_that_measure_better_are_said(
     assert "convert [my]-llama ..." in printed
 
 
+def test_the_last_layers_carry_smollm2s_gate(
+    dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = select(str(dense), tmp_path / "out", ask(text, budget=2, measure=False))
+    for layers, is_there in ("2-4", True), ("1-3", False):
+        wiring = [{"layers": layers, "preset": "ladder", "peek": True}]
+        _print(replace(done, candidates=[replace(done.candidates[0], wiring=wiring)]), ["ladder"], "convert")
+        assert ("SmolLM2 recommended" in capsys.readouterr().out) == is_there
+
+
 BAD = {
     "wiring": (
         ["--wirings", "laddr", "--budget", "2"],

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from .hardware import Hardware
+from rewired.hardware import Hardware
 
 _T = TypeVar("_T")
 

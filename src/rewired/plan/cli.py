@@ -129,9 +129,9 @@ def _train(
     explain: bool,
     as_json: bool,
 ) -> None:
+    from rewired import hardware as machines
     from rewired.checkpoint.named_shapes import find_shape
 
-    from . import hardware as machines
     from .grids import plan_grids, print_grids, to_json
     from .training_step import price_steps, print_steps, steps_json
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rewired.checkpoint.shape import Shape
+from rewired.hardware import Hardware
 
 from .engine import Engine
-from .hardware import Hardware
 from .weights import BF16, Weights
 
 _ITEM = 2  # bytes of a 16-bit number

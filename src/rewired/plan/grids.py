@@ -14,11 +14,10 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
+from rewired.hardware import Hardware
 from rewired.model.family import size as width_of
 from rewired.quantities import count
 from rewired.tables import new_table
-
-from .hardware import Hardware
 
 _ITEM = 2  # bytes of a 16-bit number
 _STATE = 16  # bytes a weight: itself, its gradient, and AdamW's two moments and master copy in 32 bits

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rewired import hardware as machines
 from rewired.checkpoint.shape import Shape
+from rewired.hardware import Hardware
 from rewired.model.wiring import Wiring
 
 from . import engine as engines
-from . import hardware as machines
 from .all_reduce_time import AllReduce, Network, Ring, curves_of, fusion_of, halves_of
 from .compute import Rank, Step
 from .engine import Engine
-from .hardware import Hardware
 from .pass_time import PassTime, pass_time
 from .weights import BF16, Weights, weights_called
 

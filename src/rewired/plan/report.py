@@ -37,8 +37,9 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     lines = list(plan.left_out)
     if any(row.candidate.quality and row.candidate.quality.source.startswith("SmolLM2") for row in plan.rows):
         lines.append(
-            "KL is SmolLM2-135M's, in nats a token of prose, interpolated between numbers of layers; yours will "
-            "differ. It is of models made as below: refitted; of a payload alone, in another basis without a refit."
+            "KL and gates are SmolLM2-135M's, KL in nats a token of prose, interpolated between numbers of layers; "
+            "yours will differ. They are of models made as below: refitted; of a payload alone, in another basis "
+            "without a refit."
         )
     for line in [*lines, PROMISE]:
         console.print(line, soft_wrap=True, highlight=False)
@@ -64,7 +65,7 @@ def _table(plan: Ranking, batch: int, cache: float) -> Any:
 def _cells(row: Priced) -> tuple[str, ...]:
     unknown = "not measured" if row.candidate.is_rewired else ""
     return (
-        row.candidate.name,
+        "\n  ".join([row.candidate.name, *row.candidate.gates]),
         f"{row.ttft * 1e3:.{0 if row.ttft >= 1 else 1}f}",
         f"{row.token_time * 1e3:.2f}",
         f"{row.tokens_per_second:.0f}",
@@ -152,4 +153,5 @@ def _row_json(row: Priced) -> dict[str, Any]:
         "exposed_bytes": row.waited_bytes,
         "kl": quality and quality.kl,
         "kl_source": quality and quality.source,
+        "gates": row.candidate.gates,
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewired.checkpoint.shape import Shape
-from rewired.measured_kl import smollm2_kl
+from rewired.measured_kl import smollm2_gates, smollm2_kl
 from rewired.model.presets import STANDARD
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import NONE, parse_wiring, wiring_text
@@ -29,6 +29,7 @@ RANKED = (
     "standard+int4/int8",
     "ladder+peek+int8",
 )
+DELAYED = "ladder+peek+delay-2"  # priced in all layers, to say where it pays: its KL is not measured
 SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
 
 
@@ -69,6 +70,11 @@ class Candidate:
         how = "interpolated" if measured.is_interpolated else "measured"
         return Quality(measured.fitted, f"SmolLM2, {measured.share:.0%} of layers, {how}")
 
+    @property
+    def gates(self) -> Sequence[str]:
+        """What gates found in SmolLM2; nothing where they were not asked, or where the KL is another model's."""
+        return smollm2_gates(self.wiring) if self.is_rewired and self.measured_kl is None else []
+
 
 @cache
 def wiring_of(shape: Shape, text: str) -> Wiring:
@@ -77,7 +83,8 @@ def wiring_of(shape: Shape, text: str) -> Wiring:
 
 
 def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candidate]:
-    """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES.
+    """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES,
+    and DELAYED.
 
     Raises ValueError for a text that is not a wiring of this model.
     """
@@ -88,9 +95,9 @@ def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candida
     return [Candidate(name, wiring) for name, wiring in found.items()]
 
 
-def _ranked(layers: int) -> Iterator[str]:
+def _ranked(layers: int) -> Sequence[str]:
     starts = sorted({min(layers - 1, round(layers * (1 - share))) for share in SHARES}, reverse=True)
-    return (f"{text}@{start}-{layers}" for text in RANKED for start in starts)
+    return (*(f"{text}@{start}-{layers}" for text in RANKED for start in starts), DELAYED)
 
 
 def selected(file: Path, shape: Shape) -> list[Candidate]:

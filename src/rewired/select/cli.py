@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewired.cli import report_errors
-from rewired.model.regions import parse_regions
+from rewired.measured_kl import smollm2_gates
+from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import wiring_text
 from rewired.progress import Bars
 from rewired.tables import new_table
@@ -138,8 +139,9 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
     headings = ("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     grid = new_table(None, headings, words=2)
     for each in done.candidates:
-        wiring = wiring_text(parse_regions(each.wiring, len(done.choice)))
-        grid.add_row(each.name, wiring, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
+        wiring = Wiring.from_json(each.wiring, len(done.choice), hidden_size=1)
+        name = "\n  SmolLM2 ".join([wiring_text(wiring.regions), *smollm2_gates(wiring)])
+        grid.add_row(each.name, name, str(each.exposed), f"{each.bytes:.2f}", f"{each.price:.4f}", *_kls(each))
     console.print(grid)
     if len(done.candidates) == 1:
         console.print("These are the last layers, which the papers take, too.", highlight=False)

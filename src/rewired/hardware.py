@@ -1,4 +1,4 @@
-"""Machines to plan for: what their data sheets say, one TOML file each in the folder `hardware`."""
+"""Machines: what their data sheets say, one TOML file each in the folder `hardware`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class Hardware:
     gpus_per_node: int
     link_bandwidth: float  # within a node, in one direction
     network_bandwidth: float  # between nodes, in one direction
-    measured: str | None  # its name in collectives.csv
+    measured: str | None  # its name in plan's collectives.csv
+    device: str | None  # the GPU's name in CUDA
 
 
 def names() -> list[str]:
-    folder = files("rewired.plan") / "hardware"
+    folder = files("rewired") / "hardware"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -33,7 +34,12 @@ def load(name: str) -> Hardware:
     """Raises ValueError for an unknown machine."""
     if name not in names():
         raise ValueError(f"There is no hardware '{name}': choose one of {', '.join(names())}.")
-    sheet = tomllib.loads((files("rewired.plan") / "hardware" / f"{name}.toml").read_text("utf-8"))
+    sheet = tomllib.loads((files("rewired") / "hardware" / f"{name}.toml").read_text("utf-8"))
     link, network = sheet.pop("link"), sheet.pop("network")
-    sheet.setdefault("measured", None)
+    sheet = {"measured": None, "device": None} | sheet
     return Hardware(name, link_bandwidth=link["bandwidth"], network_bandwidth=network["bandwidth"], **sheet)
+
+
+def of_device(device: str) -> Hardware | None:
+    """The machine of the GPU that CUDA calls so; None of one that has no data sheet here."""
+    return next((sheet for sheet in map(load, names()) if sheet.device == device), None)
