@@ -34,7 +34,7 @@ def kernel(any_number: int | None = None) -> Callable[[_F], _F]:
         def run(*tensors: torch.Tensor, **constants: Any) -> Any:
             if tensors[0].device.type not in _DEVICES:
                 return function(*tensors, **constants)
-            tensors = tuple(tensor.detach() for tensor in tensors)
+            tensors = tuple(tensor.detach() if tensor.requires_grad else tensor for tensor in tensors)
             if any_number is not None:
                 for tensor in tensors:
                     torch._dynamo.maybe_mark_dynamic(tensor, any_number)

@@ -171,8 +171,8 @@ class PeekGain(nn.Module):
 
 
 def _cut(tensor: torch.Tensor, wiring: ModuleWiring) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The channels that a write reduces, and the others. A plain sum of all is not cut: that would copy gradients."""
-    if wiring.reduce == "all" and not wiring.sections:
+    """The channels that a write reduces, and the others. All of them are not cut: that would copy gradients."""
+    if wiring.reduce == "all":
         return tensor, None
     first, others = tensor.tensor_split([wiring.shared_channels], dim=-1)
     return first, others
