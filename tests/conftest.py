@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.resources import files
@@ -36,6 +37,12 @@ PROSE = Path(str(files("rewired.evaluate") / "texts" / "prose.txt"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests of tests/gpu run")
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, which a training asks for, need not go through all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
