@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one thread, tiny Llamas, a small text, and the real SmolLM2."""
+"""Fixtures of all tests: tiny Llamas, a small text, and the real SmolLM2."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of ranks and commands too: more would wait for each other on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process: a busy machine may starve a pool of them
@@ -48,11 +49,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -301,7 +301,7 @@ def torchrun(folder: Path, tmp_path: Path, package: str) -> subprocess.Completed
     (tmp_path / "script.py").write_text(USER_SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [tmp_path / "script.py", folder, tmp_path / "logits.pt", package]
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     return subprocess.run(
         [*command, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True
     )

@@ -68,12 +68,7 @@ SPLITS: dict[str, tuple[str, int, dict[str, Any]]] = {
 def launch(launcher: str, ranks: int, recipe: Path, *flags: str, what: Sequence[str] = ADAPT) -> None:
     program, *options = LAUNCHERS[launcher]
     command = [str(Path(sys.executable).parent / program), *options, str(ranks)]
-    done = subprocess.run(
-        [*command, *what, str(recipe), *flags],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([*command, *what, str(recipe), *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -230,8 +225,7 @@ def test_a_rank_that_hangs_ends_the_others_in_a_sentence(stopped: int, keys: dic
     recipe = write_recipe(tmp_path / "r.yaml", **keys | long | {"ddp_timeout": 3, "output_dir": str(out)})
     program, *options = LAUNCHERS["torchrun"]
     command = [str(Path(sys.executable).parent / program), *options, "2", *ADAPT, str(recipe)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
         while not list(out.glob("checkpoint-*")) and launcher.poll() is None:
             time.sleep(0.1)
         ranks = psutil.Process(launcher.pid).children()
