@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # so that the ranks of a test c
 # what ranks and commands import, once for all of them: it takes longer than most of what they compute
 ranks.PRELOADED += [
     *("pytest", "hypothesis", "typer", "peft", "rewired.adapt.run", "rewired.bench.run", "rewired.comm.companion"),
-    *("rewired.convert.cli", "rewired.evaluate.evaluate", "rewired.select.select"),
+    *("rewired.convert.cli", "rewired.evaluate.evaluate", "rewired.select.select", "tests.preloaded"),
 ]
 
 settings.register_profile(
