@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.Com
 
 
 def _run_forked(words: list[str], cwd: Path, variables: dict[str, str], printed: list[Path]) -> None:
+    gc.freeze()
     for number, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))

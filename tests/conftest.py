@@ -1,12 +1,14 @@
-"""Fixtures of all tests: one thread, tiny Llamas, a small text, and the real SmolLM2."""
+"""Fixtures of all tests: tiny Llamas, a small text, and the real SmolLM2."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.resources import files
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of ranks and commands too: more would wait for each other on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process: a busy machine may starve a pool of them
@@ -23,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # so that the ranks of a test c
 # what ranks and commands import, once for all of them: it takes longer than most of what they compute
 ranks.PRELOADED += [
     *("pytest", "hypothesis", "typer", "peft", "rewired.adapt.run", "rewired.bench.run", "rewired.comm.companion"),
-    *("rewired.convert.cli", "rewired.evaluate.evaluate", "rewired.select.select"),
+    *("rewired.convert.cli", "rewired.evaluate.evaluate", "rewired.select.select", "tests.preloaded"),
 ]
 
 settings.register_profile(
@@ -38,14 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests of tests/gpu run")
 
 
+def pytest_collection_finish() -> None:
+    """Collections of garbage, which a training asks for, need not go through all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

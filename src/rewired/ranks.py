@@ -203,6 +203,7 @@ def _distance_from_cause(failure: Exception) -> int:
 
 
 def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    gc.freeze()  # a collection would write to all that the server imported, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent ends its ranks
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     import torch

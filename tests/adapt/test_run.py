@@ -23,7 +23,7 @@ DENSE = [{"layers": "0-", "preset": "standard"}]
 
 
 def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
-    keys |= {"max_steps": 60, "eval_steps": 30, "learning_rate": 3e-3}
+    keys |= {"max_steps": 60, "save_steps": 60, "eval_steps": 30, "learning_rate": 3e-3}
     made = train(tmp_path / "r.yaml", **keys)
     measured = logged(made, "held_out_kl")
     assert len(measured) == 3 and measured[-1] < 0.9 * measured[0]
@@ -161,7 +161,7 @@ def test_lora_is_merged(keys: dict[str, Any], dense: Path, tmp_path: Path) -> No
 
 def test_sft_of_a_packed_dense_control(keys: dict[str, Any], tmp_path: Path) -> None:
     changes = {"wiring": [{"layers": "0-", "preset": "standard"}], "train": "all", "kd_weight": 0.0, "ce_weight": 1.0}
-    made = train(tmp_path / "r.yaml", **keys | changes | {"packing": True, "max_steps": 20})
+    made = train(tmp_path / "r.yaml", **keys | changes | {"packing": True, "max_steps": 20, "save_steps": 20})
     losses = logged(made, "loss")
     assert losses[-1] < losses[0]
 
@@ -274,7 +274,8 @@ def test_the_assistant_only_is_learnt_unless_the_recipe_says_otherwise(
 ) -> None:
     rows = [{"messages": [{"role": "user", "content": "a" * 20}, {"role": "assistant", "content": "b"}]}] * 20
     keys["datasets"] = [str(write_rows(tmp_path / "rows.jsonl", rows))]
-    keys |= {"kd_weight": 0.0, "ce_weight": 1.0, "max_steps": 60, "learning_rate": 1e-2, "held_out": 0}
+    keys |= {"kd_weight": 0.0, "ce_weight": 1.0, "held_out": 0}
+    keys |= {"max_steps": 60, "save_steps": 60, "learning_rate": 1e-2}
     made = train(tmp_path / "r.yaml", **keys, assistant_only_loss=assistant_only)
     told = AutoTokenizer.from_pretrained(made).apply_chat_template(rows[0]["messages"], return_tensors="pt")
     ids = told["input_ids"]

@@ -47,7 +47,7 @@ def test_of_a_tokenizer_with_several_templates_the_default_is_trained_on(
 
 def test_it_is_evaluated_against_the_original(keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
     """By its folder alone: what it was converted from is farther away."""
-    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 60, "assistant_only_loss": False})
+    made = train(tmp_path / "r.yaml", **keys | {"max_steps": 60, "save_steps": 60, "assistant_only_loss": False})
     text = tmp_path / "text.txt"
     turn = "<|im_start|>{}\n{}<|im_end|>\n"
     text.write_text((turn.format("user", "Say river 3.") + turn.format("assistant", "river river")) * 40)

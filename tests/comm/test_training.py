@@ -142,7 +142,6 @@ def test_a_rank_that_dies_ends_the_others_within_a_minute(dense: Path, rows: Pat
     recipe = write_recipe(tmp_path / "r.yaml", **keys, output_dir=str(out), save_steps=2, save_total_limit=1)
     started = subprocess.Popen(
         [program, "--standalone", "--nproc-per-node", str(RANKS), "-m", "rewired.adapt", str(recipe)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

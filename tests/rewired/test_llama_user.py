@@ -176,7 +176,7 @@ def test_trains_under_autocast(wiring: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "wiring",
     [
-        pytest.param(wiring, id=name, marks=() if name in ("ladder-peek", "mixed") else pytest.mark.slow)
+        pytest.param(wiring, id=name, marks=() if name == "mixed" else pytest.mark.slow)
         for name, wiring in WIRINGS.items()
     ],
 )

@@ -218,14 +218,14 @@ def test_channels_of_0_bits_go_with_no_module_that_reduces_nothing(preset: str) 
 
 
 @pytest.mark.parametrize(
-    "wiring",
+    ("wiring", "layers"),
     [
-        pytest.param(wiring, id=name, marks=() if name == "ladder-peek-int4" else pytest.mark.slow)
-        for name, wiring in PAYLOADS.items()
+        pytest.param([{"layers": "0-2", "preset": "ladder", "peek": True, "payload": "int4"}], 2, id="two layers"),
+        *(pytest.param(wiring, 6, id=name, marks=pytest.mark.slow) for name, wiring in PAYLOADS.items()),
     ],
 )
-def test_compiled_in_one_process(wiring: list[dict[str, Any]]) -> None:
-    model = rewired_model(wiring).double()
+def test_compiled_in_one_process(wiring: list[dict[str, Any]], layers: int) -> None:
+    model = rewired_model(wiring, num_hidden_layers=layers).double()
     expected = model(tokens(), labels=tokens())
     expected.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -117,31 +117,40 @@ def answers_by_an_engine(folder: Path) -> tuple[Any, Any, int]:
 
 
 def answers(folder: Path, ranks: int) -> tuple[Any, list[list[int]]]:
-    """Logits, and 64 greedy tokens with a cache."""
+    """Logits, and 24 greedy tokens with a cache."""
     model = load(folder, ranks)
     with torch.no_grad():
         logits = model(tokens()).logits
-    return logits.numpy(), model.generate(tokens(), max_new_tokens=64, min_new_tokens=64, do_sample=False).tolist()
+    return logits.numpy(), model.generate(tokens(), max_new_tokens=24, min_new_tokens=24, do_sample=False).tolist()
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[Any, int, int]]]:
+    """Of every wiring, what each of two ranks saw; they start once, since that takes longer than a forward pass."""
+    folders = {name: saved(WIRINGS[name], tmp_path_factory.mktemp(name)) for name in WIRINGS}
+    return run_on_ranks(forward_traffic, 2, folders)
+
+
+def forward_traffic(folders: dict[str, Path]) -> dict[str, tuple[Any, int, int]]:
+    found = {}
+    for name, folder in folders.items():
+        model = load(folder, 2)
+        with torch.no_grad(), Events() as events:
+            model(tokens())
+        found[name] = (events.payloads, events.count("other"), events.hidden())
+    return found
 
 
 @pytest.mark.parametrize("name", WIRINGS)
-def test_only_the_promised_collectives_run(name: str, tmp_path: Path) -> None:
+def test_only_the_promised_collectives_run(name: str, traffic: list[dict[str, tuple[Any, int, int]]]) -> None:
     """Their number, their size, and how many of them the next module hides."""
-    folder = saved(WIRINGS[name], tmp_path)
     embedding, logits = 1, 1  # transformers' own: it splits the vocabulary
-    for payloads, others, hidden in run_on_ranks(forward_traffic, 2, folder):
+    for payloads, others, hidden in (rank[name] for rank in traffic):
         assert payloads[embedding:] == [
             Payload(channels, channels * tokens().numel() * 4, torch.float32) for channels in CHANNELS[name]
         ]
         assert others == logits
         assert hidden == HIDDEN.get(name, 0)
-
-
-def forward_traffic(folder: Path) -> tuple[Any, int, int]:
-    model = load(folder, 2)
-    with torch.no_grad(), Events() as events:
-        model(tokens())
-    return events.payloads, events.count("other"), events.hidden()
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -301,7 +310,7 @@ def torchrun(folder: Path, tmp_path: Path, package: str) -> subprocess.Completed
     (tmp_path / "script.py").write_text(USER_SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [tmp_path / "script.py", folder, tmp_path / "logits.pt", package]
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     return subprocess.run(
         [*command, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
