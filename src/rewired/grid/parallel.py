@@ -61,7 +61,7 @@ def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | Non
     check(config, size)
     style, base = f"grid_{size}", config.family.base
     ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
-    layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan}  # the base splits them
+    layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan or ()}  # the base splits them
     return {base: style, **layers}
 
 
