@@ -11,6 +11,7 @@ from rewired.checkpoint.checkpoint import Checkpoint, read_json
 from rewired.cli import report_errors
 from rewired.families import family_of
 from rewired.grid.size import TpSize
+from rewired.ranks import check_device
 from rewired.sources import checkpoint_folder
 
 
@@ -53,6 +54,7 @@ def _generate(
     with report_errors("rewired generate"):
         size = TpSize.parse(tp, "--tp")
         _check(prompt, size, chat, dtype)
+        check_device(device)
         folder = checkpoint_folder(source)
         _check_split(folder, size.x)  # before torch is loaded
         from .generate import Prompt, generate

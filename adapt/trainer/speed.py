@@ -53,13 +53,20 @@ class Waits:
 
     @contextmanager
     def during_step(self) -> Iterator[None]:
-        """Times the operation that waits: by the clock, or on a GPU by events on the stream. The step must end done."""
-        spans: list[tuple[Any, Any]] = []
+        """Times the operation that waits: by the clock, or on a GPU by events on the stream. The step must end done.
+
+        What waits within another wait, or on a stream beside the step's, is an exchange's own business.
+        """
+        spans, stream, is_within = list[tuple[Any, Any]](), _stream(), False
 
         def wait(total: torch.Tensor) -> torch.Tensor:
-            began = _now(total)
+            nonlocal is_within
+            is_timed = not is_within and _stream() == stream
+            is_within, began = True, _now(total) if is_timed else None
             arrived: torch.Tensor = _WAIT._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, total)
-            spans.append((began, _now(total)))
+            if is_timed:
+                spans.append((began, _now(total)))
+                is_within = False
             return arrived
 
         library, began = torch.library.Library("_c10d_functional", "IMPL"), time.perf_counter()
@@ -77,6 +84,10 @@ class Waits:
         share = self.waited / self.seconds
         self.seconds = self.waited = 0.0
         return share
+
+
+def _stream() -> Any:
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
 
 def _now(tensor: torch.Tensor) -> Any:

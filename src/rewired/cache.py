@@ -60,7 +60,7 @@ def digest(file: Path) -> str:
 def write_whole(file: Path, text: str) -> None:
     """Write `file` and its folder: it is whole or as it was, also while others write it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}-") as scratch:
         written = Path(scratch) / file.name
         written.write_text(text, encoding="utf-8")
         written.replace(file)

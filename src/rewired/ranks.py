@@ -73,10 +73,15 @@ def run_on_ranks(
                 running.join()
 
 
-def choose_device(device: str, ranks: int) -> str:
-    """The device type, "cpu" or "cuda", for so many ranks; `device` may be "auto". Raises ValueError."""
+def check_device(device: str) -> None:
+    """Raise ValueError for a name that is no choice."""
     if device not in ("auto", "cuda", "cpu"):
         raise ValueError(f"--device {device} is not known: choose auto, cuda or cpu.")
+
+
+def choose_device(device: str, ranks: int) -> str:
+    """The device type, "cpu" or "cuda", for so many ranks; `device` may be "auto". Raises ValueError."""
+    check_device(device)
     import torch
 
     gpus = torch.cuda.device_count()

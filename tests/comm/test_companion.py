@@ -37,10 +37,10 @@ def keys_of(stage: Stage) -> CommKeys:
         ({"comm": {"gradients": {0: "int4", 0.5: "int2"}}}, "comm has gradients 'int2': choose int4, int8, bf16"),
         (
             {"comm": {"gradients": {0.5: "bf16"}}},
-            "says how they travel from which part of the training on: {0: int4, 0.5: bf16}",
+            "its keys are parts of the training, 0 first, all below 1: {0: int4, 0.5: bf16}",
         ),
-        ({"comm": {"gradients": {0: "int4", 50: "bf16"}}}, "from which part of the training on"),
-        ({"comm": {"weights": {0: "int8", 0.5: "bf16"}}}, "a mapping is for gradients"),
+        ({"comm": {"gradients": {0: "int4", 50: "bf16"}}}, "0 first, all below 1"),
+        ({"comm": {"weights": {0: "int8", 0.5: "bf16"}}}, "only gradients take a mapping"),
         ({"comm": "zero++"}, "comm is how FSDP2 sends weights and gradients: give fsdp_size, too"),
         ({"comm": "zero++", "fsdp_size": 2, "train": "lora"}, "comm does not send adapters"),
         ({"comm": "zero++", "fsdp_size": 2, "fp16": True}, "a whole block of them no numbers: give bf16"),

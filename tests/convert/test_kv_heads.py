@@ -164,7 +164,7 @@ def test_a_run_on_more_ranks_names_the_command(dense: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("shards", [3, 5, 16])
 def test_what_copies_do_not_help_is_refused(dense: Path, tmp_path: Path, shards: int) -> None:
-    with pytest.raises(ValueError, match=rf"tp_shards {shards} does not divide .*: choose [\d or]+\.$"):
+    with pytest.raises(ValueError, match=rf"tp_shards {shards} does not divide .*: choose [\d, or]+\.$"):
         convert(dense, tmp_path / "out", Request(STANDARD, tp_shards=shards))
     assert not (tmp_path / "out").exists()
 

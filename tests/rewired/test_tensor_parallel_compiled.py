@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 from torch._inductor.utils import run_and_get_code
 from transformers import StaticCache
 
+from rewired.model.residual_stream import ResidualStream
+from rewired.model.sharding import Shards
 from rewired.ranks import run_on_ranks
 
 from .sharded import gradients, load, saved
 from .test_against_reference import assert_close
 from .test_tensor_parallel_training import assert_same
-from .tiny import WIRINGS, tokens
+from .tiny import WIRINGS, rewired_config, tokens
 
 LADDER = {"layers": "1-3", "preset": "ladder"}
+
+
+def test_what_a_compiled_program_has_started_is_waited_for_outside_of_it() -> None:
+    """As where only some layers are compiled."""
+    assert run_on_ranks(landed_in_eager_mode, 2) == [2.0, 2.0]
+
+
+@torch.no_grad()
+def landed_in_eager_mode() -> float:
+    assert distributed.group.WORLD is not None
+    shards = Shards(2, 1, distributed.group.WORLD.group_name)
+    wiring = rewired_config([LADDER]).resolved_wiring.modules[2]
+    write = torch.compile(lambda output: ResidualStream(0 * output).write(output, wiring, shards), backend="aot_eager")
+    time.sleep(distributed.get_rank())
+    return float(write(torch.ones(1, 1, 32)).total(shards).max())
 
 
 @pytest.mark.slow

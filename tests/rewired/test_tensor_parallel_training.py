@@ -215,7 +215,7 @@ def narrow_and_widened(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
 
     def widened_sum(own: torch.Tensor, group: str) -> torch.Tensor:
         sent.append(own.float().nbytes)  # what a ring of two ranks sends of it
-        return reductions._wait(reductions.start_all_reduce(own.float(), group)).to(own.dtype)
+        return reductions.finish(reductions.start_all_reduce(own.float(), group)).to(own.dtype)
 
     reductions.start_wide_sum = widened_sum  # type: ignore[assignment]
     return [narrow, (bfloat16_gradients(folder, 2, torch.bfloat16)[0], sent)]
@@ -284,7 +284,7 @@ def megatron_gradients(folder: Path) -> dict[str, Any]:
     class G(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, output: torch.Tensor, group: str) -> torch.Tensor:
-            return reductions._wait(reductions.start_all_reduce(output, group))
+            return reductions.finish(reductions.start_all_reduce(output, group))
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -87,8 +87,8 @@ class Comm:
             starts = list(_schedule(values[key]))
             if starts != [0] and not (key.startswith("gradients") and _are_parts(starts)):
                 raise ValueError(
-                    f"comm has {key} {values[key]!r}: a mapping is for gradients, and says how they travel from "
-                    "which part of the training on: {0: int4, 0.5: bf16}."
+                    f"comm has {key} {values[key]!r}: only gradients take a mapping; its keys are parts of the "
+                    "training, 0 first, all below 1: {0: int4, 0.5: bf16}."
                 )
         for key in _SWITCHES:
             if not isinstance(values[key], bool):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from typing import Any
 
+from rewired.model.family import divisors_in_words
 from rewired.model.payload import GROUP
 
 
@@ -49,7 +49,7 @@ def check(config: Any, size: TpSize) -> None:
         shards = f" and tp_shards {config.tp_shards}" if config.depends_on_shards else ""
         raise ValueError(
             f"tp_size {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
-            f"choose an X of {_listed(_divisors(shared))}."
+            f"choose an X of {divisors_in_words(shared)}."
         )
     modules, width = config.resolved_wiring.modules, config.hidden_size
     if any(module.leaves_channels or len(module.sections) > 1 for module in modules):
@@ -60,16 +60,5 @@ def check(config: Any, size: TpSize) -> None:
     unit = GROUP if any(module.sections for module in modules) else 1
     if width % (size.y * unit):
         of = f" in groups of {unit}" if unit > 1 else ""
-        fitting = _divisors(width // unit) if width % unit == 0 else [1]
-        raise ValueError(
-            f"tp_size {size} splits hidden_size {width}{of} over Y = {size.y}: choose a Y of {_listed(fitting)}."
-        )
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
+        fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
+        raise ValueError(f"tp_size {size} splits hidden_size {width}{of} over Y = {size.y}: choose a Y of {fitting}.")

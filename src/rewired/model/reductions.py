@@ -83,7 +83,7 @@ class Reduction:
     def defer(self, own: torch.Tensor) -> Outcome:
         """The same, but for the total, which is not started before it is read."""
         (total, *left), begin = self.prepare(own)
-        return WhenRead(total, lambda: _wait(begin())), *left
+        return WhenRead(total, lambda: finish(begin())), *left
 
     def _begin(self, own: torch.Tensor, group: str) -> torch.Tensor:
         start = start_wide_sum if self.adds_in_float32 and own.itemsize == 2 else start_all_reduce
@@ -95,10 +95,10 @@ class Reduction:
 
 
 def finish(total: torch.Tensor) -> torch.Tensor:
-    """The total of an outcome, complete."""
+    """A total that was started, complete. One that a compiled program started waits for nobody by itself."""
     if isinstance(total, AsyncCollectiveTensor):
         return total.trigger_wait()
-    return land(None, total, None) if torch.compiler.is_compiling() else total
+    return land(None, total, None) if torch.compiler.is_compiling() else _wait(total)
 
 
 def add(settled: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,10 @@ def _plan(
         Path | None, typer.Option(metavar="FILE", help="Use your machine's own speed: a results.json of bench.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also print where the time of a layer, or the best grid's, goes.")
+        bool,
+        typer.Option(
+            "--explain", help="Also print where the time of a layer goes, or of the best grid (--goal train)."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:

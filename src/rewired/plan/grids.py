@@ -59,7 +59,7 @@ class Term(NamedTuple):
     equation: int
     what: str
     gpus: int
-    bytes: float  # that each GPU sends, were it one collective
+    bytes: float  # that each GPU sends
     bandwidth: float  # bytes a second
     seconds: float
 
@@ -214,7 +214,8 @@ def price(
 def _term(
     equation: int, what: str, ring: Callable[[int, float, float], float], gpus: int, size: float, bandwidth: float
 ) -> Term:
-    return Term(equation, what, gpus, size, bandwidth, ring(gpus, size, bandwidth))
+    seconds = ring(gpus, size, bandwidth)
+    return Term(equation, what, gpus, seconds * bandwidth, bandwidth, seconds)
 
 
 def layer_sums(shape: Shape, x: int, y: int, row: float, backward: bool) -> tuple[float, float]:

@@ -37,9 +37,8 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     lines = list(plan.left_out)
     if any(row.candidate.quality and row.candidate.quality.source.startswith("SmolLM2") for row in plan.rows):
         lines.append(
-            "KL and gates are SmolLM2-135M's, KL in nats a token of prose, interpolated between numbers of layers; "
-            "yours will differ. They are of models made as below: refitted; of a payload alone, in another basis "
-            "without a refit."
+            "KL (nats a token of prose, interpolated between numbers of layers) and gates were measured on "
+            "SmolLM2-135M; yours will differ. Its models were made by commands like those below."
         )
     for line in [*lines, PROMISE]:
         console.print(line, soft_wrap=True, highlight=False)

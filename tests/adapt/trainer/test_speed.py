@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from torch import distributed
 from torch.distributed._functional_collectives import all_reduce
 from torch.utils.flop_counter import FlopCounterMode
 
+from rewired.adapt.trainer import speed
 from rewired.adapt.trainer.speed import Waits, flops_per_token, peak_flops
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
+from rewired.model.reductions import Reduction
 from tests.adapt.world import logged, train
 from tests.rewired.tiny import SIZES
 
@@ -61,3 +64,16 @@ def test_waits_are_timed_while_a_step_runs(compiled: bool) -> None:
     assert run(torch.ones(2)).tolist() == [2, 2]
     distributed.destroy_process_group()
     assert waits.waited == waited and 0 < waits.share() < 1 and waits.waited == 0
+
+
+def test_what_an_exchange_waits_for_within_a_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(speed, "_now", lambda tensor: float(next(ticks)))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    assert distributed.group.WORLD is not None
+    waits = Waits()
+    with waits.during_step():
+        (total,) = Reduction(distributed.group.WORLD.group_name, adds_in_float32=True).start(torch.ones(2).bfloat16())
+        assert total.tolist() == [1, 1]
+    distributed.destroy_process_group()
+    assert waits.waited == 1 and next(ticks) == 2

@@ -147,9 +147,8 @@ class Family:
             if size % shards:
                 copies = size_name == KV_HEADS[0] and self.kv_heads_for(config, shards) > size
                 way = f", or copy KV heads: `convert SOURCE --tp-shards {shards}`" if copies else ""
-                every = math.gcd(*self.divisible(config).values())
-                fitting = " or ".join(str(number) for number in range(1, every + 1) if every % number == 0)
-                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose {fitting}{way}.")
+                choice = divisors_in_words(math.gcd(*self.divisible(config).values()))
+                raise ValueError(f"{name} {shards} does not divide {size_name} {size}: choose {choice}{way}.")
 
     def kv_heads_for(self, config: Any, shards: int) -> int:
         """How many KV heads a model for so many shards has: more than `config`, where copies of each let them share."""
@@ -171,6 +170,12 @@ class Family:
                 "logical shards, and every rank must hold as many; choose a tp_size that divides."
             )
         self.check_shards(config, ranks, "tp_size")
+
+
+def divisors_in_words(number: int) -> str:
+    """`1, 2, 3 or 6`."""
+    *others, last = (str(each) for each in range(1, number + 1) if number % each == 0)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def size(config: Any, width: Width) -> int:

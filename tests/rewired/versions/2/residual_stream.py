@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from .collectives import came_with, land, land_and_launch, launch, split_gradient, sum_gradients
-from .reductions import Reduction, add, finish
+from .reductions import Reduction, add, finish, own
 from .sharding import Shards, on_this_rank
 from .wiring import ModuleWiring
 
@@ -90,9 +90,9 @@ class ResidualStream(NamedTuple):
             before = landing[0].total if landing else None
             settled, outcome = land_and_launch(self.settled, before, put_in, reduction, wiring.overlapped)
         else:
-            own = put_in.contiguous()  # which may be summed in place
-            own = own.clone() if wiring.keeps_payload else own
-            settled, outcome = self._land(len(landing), shards, after=put_in).settled, (sum_at_once(own),)
+            summed = own(put_in) if wiring.keeps_payload else put_in  # it may be in place
+            total = sum_at_once(summed.contiguous())
+            settled, outcome = self._land(len(landing), shards, after=put_in).settled, (total,)
         rest = None
         if wiring.keeps_rest:
             first, rest = outcome[1:]
