@@ -45,7 +45,7 @@ def test_refitted_rows_are_those_of_the_results(row: dict[str, str]) -> None:
     name, _, layers = row["wiring"].partition("@")
     lines = [re.split(r"\s*\|\s*", line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()]
     if line := next((line for line in lines if line[1:3] == [layers, name]), None):
-        prose, chat = (float(cell.split(" ± ")[0]) for cell in line[6:8])
+        prose, chat = (float(cell.split("±")[0]) for cell in line[6:8])
         assert (prose, chat) == (float(row["prose"]), float(row["chat"]))
 
 
