@@ -182,7 +182,7 @@ def _as_row(measured: Divergence) -> dict[str, Any]:
 
 def kls_with_errors(on: dict[str, Any], kinds: Iterable[str]) -> list[str]:
     """The KLs of what `compare` gives, as cells of a table."""
-    return [f"{on[kind]['kl']:.3f} ± {on[kind]['kl_standard_error']:.3f}" for kind in kinds]
+    return [f"{on[kind]['kl']:.3f}±{on[kind]['kl_standard_error']:.3f}" for kind in kinds]
 
 
 if __name__ == "__main__":

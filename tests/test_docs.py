@@ -21,7 +21,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "recipes" / "README.md",
-    *sorted(ROOT.glob("results/**/*.md")),
+    *sorted(page for page in ROOT.glob("results/**/*.md") if page.name != "card.md"),  # which our commands wrote
     *ROOT.glob("studies/*/*.md"),
 ]
 RECIPE = {

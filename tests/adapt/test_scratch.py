@@ -18,7 +18,7 @@ from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert.refit import notes_on_making
 from rewired.text.tokenizer import load_tokenizer
 
-from .trainer.test_ranks import SPLITS, resume
+from .trainer.test_ranks import SPLITS, fork
 from .world import command, logged, original, train, weights, write_recipe
 
 SHARDS = 4
@@ -124,7 +124,7 @@ def test_ranks_learn_what_one_process_does(split: str, keys: dict[str, Any], tmp
     batch = 4 // (ranks // sizes.get("tp_size", 1))
     expected = train(tmp_path / "r.yaml", **keys | {"per_device_train_batch_size": 4})
     out = {"output_dir": str(tmp_path / "ranks"), "per_device_train_batch_size": batch}
-    resume(ranks, write_recipe(tmp_path / "ranks.yaml", **keys | sizes | out))
+    fork(ranks, write_recipe(tmp_path / "ranks.yaml", **keys | sizes | out))
     assert logged(tmp_path / "ranks" / "final", "loss") == pytest.approx(logged(expected, "loss"), rel=1e-3)
 
 
