@@ -44,24 +44,24 @@ class Prompt:
 def generate(folder: Path, prompt: Prompt, tp: TpSize = ONE, dtype: str = "auto", device: str = "auto") -> str:
     """Print the answer of the checkpoint in `folder` token by token, and return it.
 
-    `tp` ranks share each layer. Raises ValueError where the model cannot be
-    loaded or run on so many ranks here, RankError where a rank dies.
+    `tp` ranks share each layer. Raises ValueError where the model cannot be loaded or run on so many ranks here,
+    RankError where a rank dies.
     """
-    _check_model(folder, tp)
+    config = _checked_config(folder, tp)
     device_type = choose_device(device, int(tp))
     if tp == 1:
-        return _generate_on_rank(folder, prompt, tp, dtype, device_type)
-    return run_on_ranks(_generate_on_rank, int(tp), folder, prompt, tp, dtype, device_type, device_type=device_type)[0]
+        return _generate_on_rank(folder, config, prompt, tp, dtype, device_type)
+    given = folder, config, prompt, tp, dtype, device_type
+    return run_on_ranks(_generate_on_rank, int(tp), *given, device_type=device_type)[0]
 
 
-def _generate_on_rank(folder: Path, prompt: Prompt, tp: TpSize, dtype: str, device_type: str) -> str:
+def _generate_on_rank(folder: Path, config: Any, prompt: Prompt, tp: TpSize, dtype: str, device_type: str) -> str:
     is_first = tp == 1 or torch.distributed.get_rank() == 0
     if not is_first:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
     tokenizer = load_tokenizer(folder)
-    plan = tp_plan(AutoConfig.from_pretrained(folder, trust_remote_code=False), tp)
-    distributed = DistributedConfig(tp_size=int(tp), tp_plan=plan)
+    distributed = DistributedConfig(tp_size=int(tp), tp_plan=tp_plan(config, tp))
     with loading(f"{folder} cannot be loaded"):
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, dtype=dtype, distributed_config=distributed
@@ -106,7 +106,7 @@ def _continue(model: Any, tokenizer: Any, inputs: Any, prompt: Prompt, prints: b
     return text
 
 
-def _check_model(folder: Path, tp: TpSize) -> None:
+def _checked_config(folder: Path, tp: TpSize) -> Any:
     check_needs_no_code(folder)
     check_loadable(folder)
     with loading(f"{folder} cannot be loaded"):
@@ -114,6 +114,7 @@ def _check_model(folder: Path, tp: TpSize) -> None:
     tp_plan(config, tp)
     if family := family_of(config.model_type):
         check_ranks(family, config, tp.x)
+    return config
 
 
 def _encode(tokenizer: Any, prompt: Prompt) -> Any:
