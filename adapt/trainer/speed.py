@@ -26,7 +26,8 @@ def flops_per_token(student: Any, teacher: Teacher | None) -> int:
     """
     layers, config = list(student.base.decoder_layers), student.config
     head, learns_head = config.vocab_size * config.hidden_size, student.get_output_embeddings().weight.requires_grad
-    first = max([is_trained(student.get_input_embeddings()), *map(is_trained, layers), True].index(True) - 1, 0)
+    trained = [is_trained(part) for part in (student.get_input_embeddings(), *layers)]
+    first = max(trained.index(True) - 1, 0) if any(trained) else len(layers)
     forward = _weights(layers) + head
     backward = _weights(layers[first:]) + head + _weights(layers, only_trained=True) + head * learns_head
     return 2 * (forward + backward + (_weights(layers[max(teacher.first, 0) :]) + head if teacher else 0))
