@@ -29,9 +29,9 @@ from .trainable import UNCHANGED, Changed, first_changed, norms_and_gains
 def runs_within(recipe: Recipe, changed: Changed) -> bool:
     """Whether the student of `recipe` is to be its own teacher; `changed` as in a `Start`.
 
-    Where nothing is sharded, the teacher shares the student's modules one by one.
+    Where nothing is sharded, the teacher shares the student's modules one by one; on a grid, norms cannot be swapped.
     """
-    return recipe.is_sharded and recipe.train == LORA and changed == UNCHANGED
+    return recipe.is_sharded and recipe.grid.y == 1 and recipe.train == LORA and changed == UNCHANGED
 
 
 def within(student: Any, original: Path) -> Teacher:

@@ -171,8 +171,11 @@ class Recipe:
     def _check_combinations(self) -> None:
         if self.load_in_4bit and self.train != LORA:
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
-        if self.train == LORA and self.grid.y > 1:
-            raise ValueError(f"tp_size {self.grid} is a grid, which splits no adapters: give tp_size {int(self.grid)}.")
+        if self.load_in_4bit and self.grid.y > 1:
+            raise ValueError(
+                f"tp_size {self.grid} is a grid, which splits no weights in 4 bits: give tp_size {int(self.grid)}, or "
+                "leave load_in_4bit out."
+            )
         if self.cache_gathers and self.fsdp_size == 1:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
 

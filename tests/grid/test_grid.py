@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
@@ -67,6 +68,22 @@ def load_on(folder: Path, grid: str, **sizes: int) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, distributed_config=DistributedConfig(tp_size=int(size), tp_plan=plan, **sizes)
     )
+
+
+def test_adapters_that_nothing_has_split_are_refused(tmp_path: Path) -> None:
+    folder = saved(WIRINGS["ladder"], tmp_path)
+    for sentence in run_on_ranks(refusal, 2, folder):
+        assert sentence == (
+            "A model on a grid of ranks takes no adapters: `adapt` adds them before it splits the model, with "
+            "train: lora."
+        )
+
+
+def refusal(folder: Path) -> str:
+    adapted = get_peft_model(load_on(folder, "1x2"), LoraConfig(target_modules=["down_proj"]))
+    with pytest.raises(ValueError) as error:
+        adapted(tokens())
+    return str(error.value)
 
 
 @pytest.mark.parametrize(

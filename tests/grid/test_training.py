@@ -20,6 +20,7 @@ from tests.adapt.trainer import on_cpus
 from tests.adapt.world import distillation, logged, train, weights, write_recipe
 
 STEPS, ROWS = 6, 4
+LORA = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2}
 
 
 @pytest.fixture
@@ -38,13 +39,20 @@ def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("split", "later"),
-    [({}, "1x4"), ({"fsdp_size": 2}, "4"), ({"dp_replicate_size": 2}, "4x1")],
-    ids=["2x2", "2x2 and FSDP2", "2x2 and replicas"],
+    ("trained", "split", "later"),
+    [
+        ({}, {}, "1x4"),
+        ({}, {"fsdp_size": 2}, "4"),
+        ({}, {"dp_replicate_size": 2}, "4x1"),
+        (LORA, {}, "4"),
+        (LORA, {"fsdp_size": 2}, "1x4"),
+    ],
+    ids=["2x2", "2x2 and FSDP2", "2x2 and replicas", "adapters on 2x2", "adapters on 2x2 and FSDP2"],
 )
 def test_it_learns_what_one_process_does_and_goes_on_elsewhere(
-    split: dict[str, int], later: str, keys: dict[str, Any], tmp_path: Path
+    trained: dict[str, Any], split: dict[str, int], later: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
+    keys |= trained
     expected = train(tmp_path / "alone.yaml", **keys)
     data_ranks = 2 if split else 1
     changes = split | {"tp_size": "2x2", "per_device_train_batch_size": ROWS // data_ranks}
@@ -80,7 +88,10 @@ def train_and_go_on(recipe: Path, folders: tuple[Path, Path], later: str) -> Non
     [
         ({"tp_size": "2x"}, "tp_size is '2x': give a number of ranks, or a grid of X x Y, such as 2x2"),
         ({"tp_size": "2x0"}, "tp_size is '2x0': give a number of ranks"),
-        ({"tp_size": "2x2", "train": "lora"}, "tp_size 2x2 is a grid, which splits no adapters: give tp_size 4"),
+        (
+            {"tp_size": "2x2", "train": "lora", "load_in_4bit": True},
+            "tp_size 2x2 is a grid, which splits no weights in 4 bits: give tp_size 4, or leave load_in_4bit out",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(

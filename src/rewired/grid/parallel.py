@@ -15,7 +15,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -39,8 +39,18 @@ from rewired.model.wiring import Wiring
 from .size import TpSize, check
 
 _Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
-_READER: _Split = {"weight": (Shard(1), Shard(0)), "bias": (Replicate(), Shard(0))}
-_WRITER: _Split = {"weight": (Shard(0), Shard(1)), "bias": (Shard(0), Replicate())}
+_READER: _Split = {
+    "weight": (Shard(1), Shard(0)),
+    "bias": (Replicate(), Shard(0)),
+    "lora_A": (Shard(1), Replicate()),
+    "lora_B": (Replicate(), Shard(0)),
+}
+_WRITER: _Split = {
+    "weight": (Shard(0), Shard(1)),
+    "bias": (Shard(0), Replicate()),
+    "lora_A": (Replicate(), Shard(1)),
+    "lora_B": (Shard(0), Replicate()),
+}
 _NORM: _Split = {"weight": (Shard(0), Replicate())}
 _GAIN: _Split = {"weight": (Shard(1), Shard(0))}
 
@@ -84,7 +94,8 @@ class GridParallel(TensorParallelLayer):
             for names, wiring in zip(family.modules, of_layer, strict=True):
                 stock, norm = layer.get_submodule(names.path), layer.get_submodule(names.norm)
                 stock.wiring = wiring
-                stock.forward = partial(_run_module, stock, stock.forward, y)
+                projections = {each.name: stock.get_submodule(each.name) for each in names.linears}
+                stock.forward = partial(_run_module, stock, projections, stock.forward, y)
                 norm.forward = partial(_normalise, norm, y)
                 for module, placements in _parts(layer, names):
                     _split(module, placements, mesh)
@@ -114,9 +125,12 @@ def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, _Split]
 
 
 def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh) -> None:
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        own = distribute_tensor(parameter, mesh, placements[name], src_data_rank=None)
-        setattr(module, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+    """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'."""
+    for name, parameter in list(module.named_parameters()):
+        path, _, attribute = name.rpartition(".")
+        kind = path.split(".")[0] if path.startswith("lora_") else attribute
+        own = distribute_tensor(parameter, mesh, placements[kind], src_data_rank=None)
+        setattr(module.get_submodule(path), attribute, nn.Parameter(own, requires_grad=parameter.requires_grad))
 
 
 def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str | None], *args: Any, **kwargs: Any) -> Any:
@@ -139,10 +153,24 @@ def _is_replicated(parameter: torch.Tensor, dim: int) -> bool:
 
 
 def _run_module(
-    stock: Any, run: Callable[..., Any], y: _Ranks, *args: Any, stand_ins: Any = None, **kwargs: Any
+    stock: Any,
+    projections: Mapping[str, nn.Module],
+    run: Callable[..., Any],
+    y: _Ranks,
+    *args: Any,
+    stand_ins: Any = None,
+    **kwargs: Any,
 ) -> Any:
-    """Run an attention or MLP whose readers' outputs, and whose writer's input's gradients, are summed over Y."""
+    """Run an attention or MLP whose readers' outputs, and whose writer's input's gradients, are summed over Y.
+
+    Raises ValueError for adapters that were added to a model on its ranks.
+    """
     wiring, names = stock.wiring, stock.names
+    if any(stock.get_submodule(path) is not projection for path, projection in projections.items()):
+        raise ValueError(
+            "A model on a grid of ranks takes no adapters: `adapt` adds them before it splits the model, with "
+            "train: lora."
+        )
     plain = OnShards(stock, names, stock.shards, wiring.reads_shards, wiring.gives_partials, stand_ins)
     on_grid = {
         each.name: partial(_read, getattr(plain, each.name), getattr(stock, each.name).bias, y)
