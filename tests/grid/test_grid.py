@@ -70,6 +70,28 @@ def load_on(folder: Path, grid: str, **sizes: int) -> Any:
     )
 
 
+@pytest.mark.parametrize(
+    ("grid", "backend", "layers"), [("1x2", "aot_eager", 2), pytest.param("2x2", "inductor", 3, marks=pytest.mark.slow)]
+)
+def test_a_compiled_model_is_one_graph_that_computes_the_same(
+    grid: str, backend: str, layers: int, tmp_path: Path
+) -> None:
+    folder = saved([{"layers": f"1-{layers}", "preset": "ladder", "peek": True}], tmp_path, num_hidden_layers=layers)
+    expected_logits, expected = compiled_answers(folder, "1", None)
+    for logits, found in run_on_ranks(compiled_answers, int(TpSize.parse(grid)), folder, grid, backend):
+        assert_close(torch.from_numpy(logits), torch.from_numpy(expected_logits), "logits")
+        assert_same(found, expected)
+
+
+def compiled_answers(folder: Path, grid: str, backend: str | None) -> tuple[Any, dict[str, Any]]:
+    model = load_on(folder, grid).train()
+    run = torch.compile(model, fullgraph=True, backend=backend) if backend else model
+    with torch.no_grad():
+        logits = run(tokens()).logits.numpy()
+    run(tokens(), labels=tokens()).loss.backward()
+    return logits, gradients(model)
+
+
 def test_adapters_that_nothing_has_split_are_refused(tmp_path: Path) -> None:
     folder = saved(WIRINGS["ladder"], tmp_path)
     for sentence in run_on_ranks(refusal, 2, folder):

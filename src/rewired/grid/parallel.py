@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils.stateless import _reparametrize_module
@@ -31,7 +30,7 @@ from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, Tensor
 from rewired.model.collectives import sum_gradients
 from rewired.model.configuration import RewiredConfig
 from rewired.model.family import Module
-from rewired.model.reductions import Reduction
+from rewired.model.reductions import Reduction, finish
 from rewired.model.sharding import OnShards, on_this_rank
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
@@ -185,18 +184,24 @@ def _read(project: Callable[[torch.Tensor], torch.Tensor], bias: Any, y: _Ranks,
     own = project(views)
     if bias is not None:  # each rank adds its equal part
         own = own - (on_this_rank(bias) * (1 - 1 / y.number)).to(own.dtype)
-    summed: torch.Tensor = _Sum.apply(own, Reduction(y.group, adds_in_float32=torch.is_grad_enabled()))
-    return summed
+    return _sum(own, y)
 
 
 def _write(project: Callable[[torch.Tensor], torch.Tensor], y: _Ranks, hidden_states: torch.Tensor) -> torch.Tensor:
     return project(sum_gradients(y.group, hidden_states)[0])
 
 
+def _sum(own: torch.Tensor, y: _Ranks) -> torch.Tensor:
+    """Over the ranks that share columns, each of which knows the whole gradient."""
+    summed: torch.Tensor = _Sum.apply(own, Reduction(y.group, adds_in_float32=torch.is_grad_enabled()))
+    return summed
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-        return reduction.start(own)[0]
+        (started,) = reduction.start(own)
+        return finish(started) if torch.compiler.is_compiling() else started  # a graph would not wait
 
     @staticmethod
     @once_differentiable
@@ -208,7 +213,7 @@ def _normalise(norm: Any, y: _Ranks, view: torch.Tensor) -> torch.Tensor:
     """RMSNorm of channels that ranks share, [..., H / Y], in float32 as transformers' own."""
     wide = view.float()
     squares = wide.square().mean(-1, keepdim=True)
-    mean = all_reduce(squares, "sum", y.group) / y.number  # type: ignore[arg-type]  # in backward an all-reduce, too
+    (mean,) = sum_gradients(y.group, _sum(squares, y) / y.number)
     return on_this_rank(norm.weight) * (wide * torch.rsqrt(mean + norm.variance_epsilon)).to(view.dtype)
 
 
