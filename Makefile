@@ -45,11 +45,12 @@ demo: install
 	$(VENV)/python benchmarks/demo.py
 
 # everything that only a GPU shows, in 9 minutes; a Python that has a torch of its own is not given another
+gpu: COMMIT ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 gpu:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) install && python=$(VENV)/python || exit; fi; \
-	$$python benchmarks/gpu --device $(DEVICE) $(if $(RESULTS),--out $(RESULTS)) $(if $(COMMIT),--commit $(COMMIT)) \
-		$(if $(PARTS),--parts $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES))
+	PYTHONPATH="$(CURDIR)/src:$(CURDIR):$$PYTHONPATH" $$python benchmarks/gpu --device $(DEVICE) --commit $(COMMIT) \
+		$(if $(RESULTS),--out $(RESULTS)) $(if $(PARTS),--parts $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # what can be known of a GPU without one, with CUDA's wheels (5 GB); tables are in build/fake-gpu
 fake-gpu: .venv-cuda/.installed
