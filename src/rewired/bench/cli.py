@@ -15,7 +15,7 @@ from rewired.progress import is_first_rank
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import TRANSFORMERS, WHOSE, BenchRequest, Emulation
+from .request import TRANSFORMERS, WHOSE, BenchRequest
 
 _WIRINGS = "ladder; ladder+peek; parallel; desync-2x; desync-4x; partial-0.5; none"
 
@@ -122,7 +122,7 @@ def _bench(
             link or (WHOSE if emulated else None),
             compiled,
             engine,
-            Emulation() if emulated else None,
+            emulated,
             train,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
