@@ -175,6 +175,7 @@ REFUSED = {
     "training's memory": (["llama-3.1-405b", "--train"], "take fewer --layers, a smaller --batch, or more ranks"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),
     "rate": (["tiny", "--link", "fast"], '"fast" is not the rate of a link: write it like 1gbit'),
+    "no GPU": (["tiny", "--link", "no-p2p"], "--link no-p2p is for NVIDIA GPUs"),
     "memory": (["llama-3.1-405b"], "take fewer --layers, a smaller --batch, or more ranks"),
 }
 

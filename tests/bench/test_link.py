@@ -18,6 +18,8 @@ import torch
 from torch import distributed
 
 from rewired.bench.link import EmulatedLink, group_over_fast_link
+from rewired.bench.links import NO_P2P, prepared
+from rewired.bench.request import BenchRequest
 from rewired.bench.run import environment
 from rewired.ranks import run_on_ranks
 
@@ -210,9 +212,13 @@ def namespaces(pid: int | None = None) -> set[str]:
     return {path.name for path in NAMESPACES.glob(f"rewired-{pid or os.getpid()}-*")}
 
 
-def test_results_say_how_nccl_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without peer-to-peer access."""
-    settings = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    assert {name: value for name, value in environment("cpu").items() if name.startswith("NCCL_")} == settings
+def test_without_p2p_neither_links_nor_their_switches_are_used_and_results_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_P2P_DISABLE", "NCCL_NVLS_ENABLE"):
+        monkeypatch.setenv(name, "as it was")
+    with prepared(BenchRequest(["tiny"], [], link=NO_P2P), tp=4) as prepare:
+        assert prepare is not None
+        prepare(0)
+    recorded = {name: value for name, value in environment("cpu").items() if name.startswith("NCCL_")}
+    assert recorded == {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}

@@ -67,9 +67,9 @@ def _bench(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="Also time over a slow link between ranks on CPUs of this machine, as root: a rate such as 1gbit. "
-            f"With --emulated, whose collectives: {WHOSE} or other hardware and library of rewired plan, or a "
-            "results.json of real ranks.",
+            help="Also time over a slow link between ranks of this machine: on CPUs, as root, a rate such as 1gbit; "
+            "on NVIDIA no-p2p, where GPUs reach each other through host memory. With --emulated, whose collectives: "
+            f"{WHOSE} or other hardware and library of rewired plan, or a results.json of real ranks.",
         ),
     ] = None,
     emulated: Annotated[

@@ -20,10 +20,10 @@ from rewired.model import exchange
 from . import torchrun
 from .emulated import EmulatedGroup, Times
 from .link import EmulatedLink, group_over_fast_link
-from .request import TRANSFORMERS, BenchRequest
+from .request import TRANSFORMERS, VLLM, BenchRequest
 from .timing import Run
 
-LOOPBACK, SHARED_MEMORY, NCCL = "loopback", "shared memory", "nccl"
+LOOPBACK, SHARED_MEMORY, NCCL, NO_P2P = "loopback", "shared memory", "nccl", "no-p2p"
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
@@ -32,16 +32,28 @@ TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer th
 def check_link(request: BenchRequest) -> None:
     """Raise ValueError where `request.link` is none that this run can have."""
     if request.is_alone:
-        if torchrun.is_joined() or request.engine != TRANSFORMERS:
-            raise ValueError("--emulated is for one process that runs transformers: leave out torchrun and --engine.")
-        Times.of(request.link or "", 2)
-    elif request.link is not None:
-        link = EmulatedLink.parse(request.link)
-        if torchrun.is_joined():
-            raise ValueError("--link is for ranks that rewired bench starts itself: leave it out, or torchrun.")
-        if request.device != "cpu":
-            raise ValueError(f"--link {request.link} slows gloo down, and GPUs talk by NCCL: add --device cpu.")
-        link.check_machine()
+        _check_emulation(request)
+        return
+    if request.link is None:
+        return
+    if torchrun.is_joined():
+        raise ValueError("--link is for ranks that rewired bench starts itself: leave it out, or torchrun.")
+    if request.link == NO_P2P:
+        if request.device != "cuda":
+            raise ValueError(f"--link {NO_P2P} is for NVIDIA GPUs: give a rate, such as 1gbit, to ranks on a CPU.")
+        if request.engine == VLLM:
+            raise ValueError(f"--link {NO_P2P} is for NCCL, and vLLM has kernels of its own: leave out --engine vllm.")
+        return
+    link = EmulatedLink.parse(request.link)
+    if request.device != "cpu":
+        raise ValueError(f"--link {request.link} slows gloo down, and GPUs talk by NCCL: add --device cpu.")
+    link.check_machine()
+
+
+def _check_emulation(request: BenchRequest) -> None:
+    if torchrun.is_joined() or request.engine != TRANSFORMERS:
+        raise ValueError("--emulated is for one process that runs transformers: leave out torchrun and --engine.")
+    Times.of(request.link or "", 2)
 
 
 @contextmanager
@@ -49,6 +61,8 @@ def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] |
     """What each rank has to do before it joins the others, while the link stands."""
     if request.link is None or tp == 1 or request.is_alone:
         yield None
+    elif request.link == NO_P2P:
+        yield _go_through_host_memory
     else:
         with EmulatedLink.parse(request.link).between(tp) as network:
             yield network.enter
@@ -60,7 +74,7 @@ def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
     if isinstance(world, EmulatedGroup):
         return dict.fromkeys(world.scales, world)
     if request.device == "cuda":
-        return {NCCL: world}
+        return {request.link or NCCL: world}
     if request.link is None or tp == 1:
         return {LOOPBACK: world}
     both = {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
@@ -78,6 +92,11 @@ def on_link(link: str, group: Any, run: Run) -> Run:
         return run()
 
     return run_there
+
+
+def _go_through_host_memory(rank: int) -> None:
+    os.environ["NCCL_P2P_DISABLE"] = "1"
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # or NVLink's switches would still reduce, from four GPUs on
 
 
 def let_gloo_preempt() -> None:

@@ -14,8 +14,8 @@ class BenchRequest:
     """What all cells of a bench share; a cell is a number of ranks and a batch.
 
     `model` is a shape's name or a checkpoint, `layers` how many of its layers are run (all, where None), `rounds` how
-    often each contender is timed, `link` the slow link beside the machine's own. Where `is_alone`, one rank is, and
-    `link` says whose all-reduces it waits for, such as `h100:vllm`.
+    often each contender is timed, `link` the emulated link beside the machine's own, or `no-p2p` on NVIDIA. Where
+    `is_alone`, one rank is, and `link` says whose all-reduces it waits for, such as `h100:vllm`.
     """
 
     model: str
