@@ -10,6 +10,7 @@ import torch
 
 from rewired.bench import emulated
 from rewired.bench.emulated import CpuLine, Times
+from rewired.bench.request import Emulation
 from rewired.plan.all_reduce_time import measured_curves
 from rewired.ranks import run_on_ranks
 
@@ -86,7 +87,7 @@ def test_torch_finds_eight_ranks_and_gets_back_what_this_one_gives() -> None:
 
 def through_torch() -> dict[str, object]:
     torch.distributed.destroy_process_group()
-    name = emulated.join(8, "h100:nccl", torch.device("cpu")).group_name
+    name = emulated.join(8, "h100:nccl", torch.device("cpu"), Emulation()).group_name
     functional, own, rows = torch.ops._c10d_functional, torch.ones(2), torch.arange(16.0).view(8, 2)
 
     def step(tensor: torch.Tensor) -> torch.Tensor:

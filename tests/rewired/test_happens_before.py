@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Work
 from rewired.bench.contenders import Contender
 from rewired.bench.emulated import EmulatedGroup, GpuLine, Times
 from rewired.bench.models import SharedWeights, build, mesh_of
+from rewired.bench.request import Emulation
 from rewired.model import reductions
 from rewired.model.quantised_reduction import RankReduction
 from rewired.model.side_stream import UnderWay
@@ -120,7 +121,7 @@ def join(watch: HappensBefore) -> Any:
             return super().run(seconds, source, target)
 
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> EmulatedGroup:
-        return EmulatedGroup(size, Times(*[lambda size: 0.0] * 3), Line(CPU), {})
+        return EmulatedGroup(size, Times(*[lambda size: 0.0] * 3), Line(CPU, Emulation()), {})
 
     sys.modules["rewired.bench.hold_kernel"] = SimpleNamespace(hold=hold)  # which needs Triton
     distributed.destroy_process_group()

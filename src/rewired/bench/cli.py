@@ -15,7 +15,7 @@ from rewired.progress import is_first_rank
 from rewired.ranks import choose_device
 
 from . import torchrun
-from .request import TRANSFORMERS, WHOSE, BenchRequest
+from .request import TRANSFORMERS, WHOSE, BenchRequest, Emulation
 
 _WIRINGS = "ladder; ladder+peek; parallel; desync-2x; desync-4x; partial-0.5; none"
 
@@ -122,7 +122,7 @@ def _bench(
             link or (WHOSE if emulated else None),
             compiled,
             engine,
-            emulated,
+            Emulation() if emulated else None,
             train,
         )
         results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from torch import distributed
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
-from rewired.model.side_stream import SideStream, UnderWay
+from rewired.model.side_stream import PATIENT, URGENT, SideStream, UnderWay
+from rewired.plan.all_reduce_time import AllReduce
 from rewired.plan.machine import serving_machine
 from rewired.plan.machine_from_bench import with_all_reduces
 
+from .request import Emulation
+
 BACKEND = "emulated"
-BLOCKS = 16  # of threads, each of which takes a GPU's processor, or part of one
 SCALES = (1.0, 0.5, 2.0)  # of the times
 
 
@@ -49,11 +52,12 @@ class Times:
             hardware, _, library = link.partition(":")
             machine = serving_machine(hardware, library or "vllm", ranks)
         all_reduce = replace(machine.all_reduce, slack=0.0)
-        return cls(
-            lambda size: all_reduce.seconds(size, ranks),
-            lambda size: all_reduce.halves_seconds(size, ranks)[0],
-            lambda size: all_reduce.halves_seconds(size, ranks)[1],
-        )
+        scatter, gather = (partial(_half, all_reduce, ranks, half) for half in range(2))
+        return cls(partial(all_reduce.seconds, gpus=ranks), scatter, gather)
+
+
+def _half(all_reduce: AllReduce, ranks: int, half: int, size: float) -> float:
+    return all_reduce.halves_seconds(size, ranks)[half]
 
 
 _ProcessGroup: Any = ProcessGroup  # whose stubs list overloads that torch does not call
@@ -114,12 +118,13 @@ class EmulatedGroup(_ProcessGroup):
 
 
 class GpuLine:
-    """Collectives one after another, on a stream of their own of high priority, as NCCL's run."""
+    """Collectives one after another, on a stream of their own, as NCCL's run."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, emulation: Emulation) -> None:
         from .hold_kernel import hold  # Triton is on GPUs only
 
-        self.hold, self.side = hold, SideStream(device)
+        self.hold, self.blocks = hold, emulation.blocks
+        self.side = SideStream(device, URGENT if emulation.is_urgent else PATIENT)
         self.per_mille = torch.tensor([1000], device=device)
 
     @property
@@ -132,7 +137,7 @@ class GpuLine:
 
     def run(self, seconds: float, source: torch.Tensor, target: torch.Tensor) -> Work:
         nanoseconds = round(1e9 * seconds)
-        _, event = self.side.run(lambda: self.hold(source, target, nanoseconds, self.per_mille, BLOCKS))
+        _, event = self.side.run(lambda: self.hold(source, target, nanoseconds, self.per_mille, self.blocks))
         return UnderWay(event, source, target)
 
 
@@ -169,12 +174,12 @@ class _Done(Work):
         return True
 
 
-def join(ranks: int, link: str, device: torch.device) -> EmulatedGroup:
+def join(ranks: int, link: str, device: torch.device, emulation: Emulation) -> EmulatedGroup:
     """Make this process the first of so many ranks, whose links take the times of `link`, half and twice as long."""
     scales = {link if scale == 1 else f"{link} x {scale:g}": scale for scale in SCALES}
 
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-        line = GpuLine(device) if device.type == "cuda" else CpuLine()
+        line = GpuLine(device, emulation) if device.type == "cuda" else CpuLine()
         return EmulatedGroup(size, Times.of(link, ranks), line, scales)
 
     distributed.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda"])

@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer th
 
 def check_link(request: BenchRequest) -> None:
     """Raise ValueError where `request.link` is none that this run can have."""
-    if request.is_alone:
+    if request.emulation is not None:
         _check_emulation(request)
         return
     if request.link is None:
@@ -59,7 +59,7 @@ def _check_emulation(request: BenchRequest) -> None:
 @contextmanager
 def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] | None]:
     """What each rank has to do before it joins the others, while the link stands."""
-    if request.link is None or tp == 1 or request.is_alone:
+    if request.link is None or tp == 1 or request.emulation is not None:
         yield None
     elif request.link == NO_P2P:
         yield _go_through_host_memory

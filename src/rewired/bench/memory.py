@@ -31,7 +31,7 @@ def check_memory(request: BenchRequest, shape: Shape, tp: int, batch: int, conte
     if request.device == "cuda":
         free, where = USABLE * torch.cuda.get_device_properties(0).total_memory, "a GPU has"
     else:
-        needed *= 1 if request.is_alone else tp
+        needed *= 1 if request.emulation else tp
         free, where = _available(), "this machine has"
     if needed > free:
         raise ValueError(

@@ -10,12 +10,20 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
+class Emulation:
+    """How the collectives of ranks that are not there run here, but for their times."""
+
+    blocks: int = 16  # of threads, each of which takes a GPU's processor, or part of one
+    is_urgent: bool = True  # on a stream of high priority
+
+
+@dataclass(frozen=True)
 class BenchRequest:
     """What all cells of a bench share; a cell is a number of ranks and a batch.
 
     `model` is a shape's name or a checkpoint, `layers` how many of its layers are run (all, where None), `rounds` how
-    often each contender is timed, `link` the emulated link beside the machine's own, or `no-p2p` on NVIDIA. Where
-    `is_alone`, one rank is, and `link` says whose all-reduces it waits for, such as `h100:vllm`.
+    often each contender is timed, `link` the emulated link beside the machine's own, or `no-p2p` on NVIDIA. With an
+    `emulation` one rank is alone, and `link` says whose all-reduces it waits for, such as `h100:vllm`.
     """
 
     model: str
@@ -29,7 +37,7 @@ class BenchRequest:
     link: str | None = None
     is_compiled: bool = True
     engine: str = TRANSFORMERS
-    is_alone: bool = False
+    emulation: Emulation | None = None
     trains: bool = False  # steps of training are timed, and nothing else; `new` and `is_compiled` do not matter
 
     def __post_init__(self) -> None:

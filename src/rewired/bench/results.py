@@ -107,7 +107,7 @@ def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
             row |= _speedups(samples, contenders, request)
             row["hidden"], row["waits"] = _hidden(samples, contenders), _waits(samples, contenders)
             row["bytes_sent"] = cell.bytes_sent[wiring]
-            if link == request.link and len(cell.samples) > 1 and not request.is_alone:
+            if link == request.link and len(cell.samples) > 1 and request.emulation is None:
                 row |= _of_link(cell, link, wiring)
             yield row
 

@@ -129,7 +129,7 @@ def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: 
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     measure = vllm_engine.measure if job.request.engine == VLLM else in_transformers
-    is_alone = job.request.is_alone and job.tp > 1
+    is_alone = job.request.emulation is not None and job.tp > 1
     if torchrun.is_joined():
         measure(job, batches, measured)
         return

@@ -56,8 +56,8 @@ class RankJob:
 def measure_alone(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     """`measure` on the first of the ranks, where there are no others."""
     distributed.destroy_process_group()
-    assert job.request.link is not None
-    join(job.tp, job.request.link, _device(job.request))
+    assert job.request.emulation is not None and job.request.link is not None
+    join(job.tp, job.request.link, _device(job.request), job.request.emulation)
     measure(job, batches, measured)
 
 
