@@ -48,7 +48,7 @@ def test_the_json_is_ranked_and_complete() -> None:
     report = plan("llama-3.1-70b", "--batch", "1,16", "--all")
     for batch in (1, 16):
         speedups = [row["speedup"] for row in report["rows"] if row["batch"] == batch]
-        assert len(speedups) == 2 + 4 * len(RANKED)  # standard, none; each on four numbers of layers
+        assert len(speedups) == 3 + 4 * len(RANKED)  # standard, none and DELAYED; each on four numbers of layers
         assert speedups == sorted(speedups, reverse=True)
     standard = next(row for row in report["rows"] if row["wiring"] == "standard")
     assert (standard["speedup"], standard["exposed_all_reduces"], standard["kl"]) == (1, 160, 0)
@@ -115,13 +115,14 @@ def test_a_wiring_carries_the_gate_that_was_asked() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "pays"), [(8, True), (4, False)])
-def test_a_delay_of_two_wins_more_than_the_range_of_one(gpus: int, pays: bool) -> None:
+def test_a_delay_of_two_is_named_where_it_wins_more_than_the_range_of_one(gpus: int, pays: bool) -> None:
     """On eight L40S in two nodes an all-reduce of a token takes longer than a module, but less than two."""
     arguments = ("llama-3.1-8b", "--hardware", "l40s", "--library", "nccl", "--gpus", gpus, "--goal", "latency")
-    named = ("--batch", 1, "--wirings", "ladder+peek; ladder+peek+delay-2")
-    rows = {row["wiring"]: row for row in plan(*arguments, *named)["rows"]}
+    rows = {row["wiring"]: row for row in plan(*arguments, "--batch", 1, "--all")["rows"]}
     one, two = rows["ladder+peek@0-32"], rows["ladder+peek+delay-2@0-32"]
     assert (two["speedup"] > one["speedup_range"][1]) == pays
+    named = [line for line in plan(*arguments, "--batch", 1)["left_out"] if "delay-2" in line]
+    assert [f"{two['speedup']:.2f} at batch 1" in line for line in named] == [True] * pays
 
 
 def test_replicas_share_the_gpus() -> None:
@@ -276,6 +277,7 @@ BAD = {
     "hardware": ([*TINY, "--hardware", "h1"], "There is no hardware 'h1'"),
     "library": ([*TINY, "--library", "gloo"], "There is no library 'gloo'"),
     "shape": (["llama-9-1b"], "There is no folder 'llama-9-1b'"),
+    "no model": ([], "Say which MODEL to plan for"),
     "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),

@@ -19,7 +19,7 @@ from rewired.quantities import count
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
 from .weights import BF16
-from .wirings import Candidate, candidates, selected
+from .wirings import DELAYED, Candidate, candidates, selected
 
 DEFAULT_MAX_KL = 0.25  # nats a token
 GOALS = ("ttft", "latency", "throughput")
@@ -121,18 +121,32 @@ class Ranking:
     @property
     def left_out(self) -> list[str]:
         """Sentences on what is not listed, and why."""
-        return [*self.too_large, *self._too_bad()]
+        return [*self.too_large, *self._too_bad(), *self._delayed()]
 
     def _too_bad(self) -> Iterator[str]:
         limit = self.request.limit
         if limit is None or self.request.lists_all:
             return
         costs = {row.candidate.name: row.kl for row in self.rows if row.candidate.is_rewired}
+        if self.request.wirings is None:
+            del costs[self._in_all_layers(DELAYED)]  # of which the next sentence is
         above = sum(limit < kl < math.inf for kl in costs.values())
         beaten = "" if self.request.wirings else " The list has those that no other one beats in both speedup and KL."
         yield f"Above a KL of {limit:g}: {above} of {count(len(costs), 'wiring')}.{beaten} --all lists all."
         if unknown := "; ".join(name for name, kl in costs.items() if kl == math.inf):
             yield f"Left out, since their KL is not measured: {unknown}."
+
+    def _delayed(self) -> Iterator[str]:
+        """Where reading two updates late wins more than one does, by more than this plan may be off."""
+        rows = {(row.candidate.name, row.batch): row for row in self.rows}
+        delayed, ladder = map(self._in_all_layers, (DELAYED, "ladder+peek"))
+        pairs = [(rows.get((delayed, batch)), rows.get((ladder, batch))) for batch in self.caches]
+        won = [two for two, one in pairs if two and one and two.speedup > one.high]
+        if wins := ", ".join(f"{row.speedup:.2f} at batch {row.batch}" for row in won):
+            yield f"{delayed} wins {wins}, beyond the range of {ladder}. Its KL is not measured."
+
+    def _in_all_layers(self, text: str) -> str:
+        return f"{text}@0-{self.shape.num_hidden_layers}"
 
     def _of_batch(self, batch: int) -> list[Priced]:
         return [row for row in self.rows if row.batch == batch]

@@ -29,6 +29,7 @@ RANKED = (
     "standard+int4/int8",
     "ladder+peek+int8",
 )
+DELAYED = "ladder+peek+delay-2"  # priced in all layers, to say where it pays: its KL is not measured
 SHARES = (8 / 30, 15 / 30, 22 / 30, 1.0)  # of the layers, the last ones: those whose quality was measured
 
 
@@ -82,7 +83,8 @@ def wiring_of(shape: Shape, text: str) -> Wiring:
 
 
 def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candidate]:
-    """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES.
+    """Standard, `texts`, and the bound of what can be won; by default, RANKED on the last layers of each of SHARES,
+    and DELAYED.
 
     Raises ValueError for a text that is not a wiring of this model.
     """
@@ -95,7 +97,7 @@ def candidates(shape: Shape, texts: Iterable[str] | None = None) -> list[Candida
 
 def _ranked(layers: int) -> Sequence[str]:
     starts = sorted({min(layers - 1, round(layers * (1 - share))) for share in SHARES}, reverse=True)
-    return [f"{text}@{start}-{layers}" for text in RANKED for start in starts]
+    return (*(f"{text}@{start}-{layers}" for text in RANKED for start in starts), DELAYED)
 
 
 def selected(file: Path, shape: Shape) -> list[Candidate]:
