@@ -74,7 +74,7 @@ def test_training_on_two_ranks(tmp_path: Path) -> None:
 
     planned = run("plan", "tiny", "--gpus", "2", "--calibrate", tmp_path / "results.json")
     assert planned.exit_code == 2
-    assert "has no prefill and decoding of 'none'" in planned.stderr
+    assert "without wiring, model, tp, batch, prompt, prefill_seconds" in planned.stderr
 
 
 def test_traces(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class AllReduce:
     hide: float = 0.0
     fusion_saving: float = 0.0  # seconds, where the norm after an all-reduce waits for it and is fused with it
     fusion_up_to: Mapping[int, float] = field(default_factory=dict)  # bytes of the largest such message, by GPUs
-    scale: float = 1.0  # of all times, as far as they may be off
+    scale: float = 1.0  # to a machine where they were measured, by --calibrate
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
 
     def seconds(self, size: float, gpus: int) -> float:

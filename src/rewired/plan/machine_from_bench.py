@@ -1,8 +1,10 @@
 """The calibration: a machine whose times are scaled to what `rewired bench` measured on it.
 
-Of its results.json count the all-reduces, `none` (no communication) and, where it was run, `ladder`: compiled where
-they were, and on the slow link where there is one. A plan is for 16-bit numbers: messages of float32 count as half as
-long.
+FILE is JSON with `rows`, each {"wiring", "model", "tp", "batch", "prompt", "prefill_seconds", "decode_seconds"}, of
+`standard`, `none` (no communication) and, where it was run, `ladder`; `layers` where not all of the model's were run,
+`prefill_compiled_seconds` and `decode_compiled_seconds` where they were compiled; and perhaps `all_reduce`, each
+{"gpus", "bytes", "seconds"}. Where several links were measured, `link` names the one that counts. A plan is for 16-bit
+numbers, so messages of a bench whose `request` has `dtype` float32 count as half as long.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from rewired.checkpoint.named_shapes import find_shape
 from rewired.checkpoint.shape import Shape
+from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import NONE
 
 from .all_reduce_time import Curve
@@ -26,71 +29,105 @@ from .pass_time import PassTime, pass_time
 from .wirings import wiring_of
 
 _STEPS = 30  # of an approximation
+_NUMBERS = ("tp", "batch", "prompt", "prefill_seconds", "decode_seconds")
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Row:
     shape: Shape
     wiring: str
     tp: int
     batch: int
     prompt: int
-    seconds: tuple[float, float]  # of a prefill, and of a token
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.shape, self.tp, self.batch, self.prompt
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return self.prefill_seconds, self.decode_seconds
 
 
 def calibrated(machine: Machine, file: Path) -> Machine:
-    """Raises ValueError for a file that is no results.json, or has no times of `none` or of all-reduces."""
+    """Raises ValueError for a file that is not a bench report, or has no `none` beside a `standard` row."""
+    report = _report(file)
     machine = with_all_reduces(machine, file)
-    rows = [row for row in _entries(file, "rows") if "prefill_seconds" in row]  # a training has none
-    bounds, ladders = ([_run(row) for row in rows if row["wiring"] == name] for name in (NONE, "ladder"))
-    if not bounds:
-        raise ValueError(f"{file} has no prefill and decoding of '{NONE}': measure them with rewired bench.")
-    return _hide(_scale_compute(machine, bounds), ladders)
+    rows = [_row(entry, file) for entry in _of_its_link(report, "rows")]
+    runs = {(*row.key, row.wiring): row for row in rows}
+    pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
+    if not pairs:
+        raise ValueError(f"{file} has no run of '{NONE}' beside one of '{STANDARD}': measure both with rewired bench.")
+    machine = _scale_compute(machine, [bound for _, bound in pairs])
+    if not report.get("all_reduce"):
+        machine = _scale_communication(machine, pairs)
+    return _hide(machine, [row for row in rows if row.wiring == "ladder"])
 
 
 def with_all_reduces(machine: Machine, file: Path) -> Machine:
-    """With the times of all-reduces that a bench measured. Raises ValueError for a file that has none."""
-    width = 0.5 if _report(file)["request"]["dtype"] == "float32" else 1.0
-    points: dict[int, dict[float, float]] = {}
-    for entry in _entries(file, "all_reduce"):
-        points.setdefault(entry["gpus"], {})[width * entry["bytes"]] = entry["seconds"]
-    if not points:
-        raise ValueError(f"{file} has no times of all-reduces: measure them with rewired bench, on several ranks.")
-    curves = {gpus: Curve.through(by_size) for gpus, by_size in points.items()}
-    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves, halves={}))
-
-
-def _entries(file: Path, name: str) -> list[Mapping[str, Any]]:
-    """Those of the link that counts, where several were measured."""
+    """With the times of all-reduces that a bench measured, if it did. Raises ValueError for another kind of file."""
     report = _report(file)
-    link = report["link"]
-    return [entry for entry in report[name] if link is None or entry["link"] == link]
+    times = _of_its_link(report, "all_reduce")
+    is_wide = report.get("request", {}).get("dtype") == "float32"
+    return _with_curves(machine, times, 0.5 if is_wide else 1.0, file) if times else machine
 
 
 def _report(file: Path) -> Mapping[str, Any]:
     try:
         report = json.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{file} is not a JSON file: give a results.json of `rewired bench`.") from None
-    if not (isinstance(report, dict) and {"link", "request", "rows", "all_reduce"} <= report.keys()):
-        raise ValueError(f"{file} is not a results.json of `rewired bench`.")
+        raise ValueError(f"{file} is not a JSON file: --calibrate takes a results.json of `rewired bench`.") from None
+    if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
+        raise ValueError(f"{file} holds no 'rows': --calibrate takes a results.json of `rewired bench`.")
     return report
 
 
-def _run(row: Mapping[str, Any]) -> _Run:
-    prefill, decode = (
-        row.get(f"{measure}_compiled_seconds", row[f"{measure}_seconds"]) for measure in ("prefill", "decode")
-    )
-    shape = replace(find_shape(row["model"]), num_hidden_layers=row["layers"])
-    return _Run(shape, row["wiring"], row["tp"], row["batch"], row["prompt"], (prefill, decode))
+def _of_its_link(report: Mapping[str, Any], name: str) -> list[Any]:
+    """The entries under `name`, of the link that counts where several were measured."""
+    link, entries = report.get("link"), report.get(name) or []
+    return [entry for entry in entries if link is None or not isinstance(entry, dict) or entry.get("link") == link]
 
 
-def _scale_compute(machine: Machine, bounds: Sequence[_Run]) -> Machine:
+def _row(entry: Any, file: Path) -> _Row:
+    wiring, model, *numbers = _fields(entry, ("wiring", "model", *_NUMBERS), "a row", file)
+    shape = find_shape(str(model))
+    if "layers" in entry:
+        shape = replace(shape, num_hidden_layers=entry["layers"])
+    for place, measure in enumerate(("prefill_compiled_seconds", "decode_compiled_seconds"), len(numbers) - 2):
+        if measure in entry:
+            numbers[place] = _fields(entry, (measure,), "a row", file)[0]
+    return _Row(shape, str(wiring), *numbers)
+
+
+def _fields(entry: Any, names: Sequence[str], what: str, file: Path) -> list[Any]:
+    """Raises ValueError where one is missing, or is no positive number but should be."""
+    try:
+        values = [entry[name] for name in names]
+    except (KeyError, TypeError, IndexError):
+        raise ValueError(f"{file} has {what} without {', '.join(names)}: {entry!r}.") from None
+    for name, value in zip(names, values, strict=True):
+        if name not in ("wiring", "model") and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise ValueError(f"{file} has {name} {value!r}: it must be a positive number.")
+    return values
+
+
+def _with_curves(machine: Machine, entries: Sequence[Any], width: float, file: Path) -> Machine:
+    points: dict[int, dict[float, float]] = {}
+    for entry in entries:
+        gpus, size, seconds = _fields(entry, ("gpus", "bytes", "seconds"), "an all_reduce", file)
+        points.setdefault(gpus, {})[size * width] = seconds
+    curves = {gpus: Curve.through(by_size) for gpus, by_size in points.items()}
+    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves, halves={}))
+
+
+def _scale_compute(machine: Machine, bounds: Sequence[_Row]) -> Machine:
     """By what the engine takes longer without any communication: memory and overheads by decoding, products by prefill.
 
     A prefill is not of products alone, so their share is found step by step.
     """
-    decode = median(run.seconds[1] / _predicted(machine, run)[1].seconds for run in bounds)
+    decode = median(row.decode_seconds / _predicted(machine, row)[1].seconds for row in bounds)
     engine = replace(
         machine.engine,
         memory_share=machine.engine.memory_share / decode,
@@ -99,12 +136,24 @@ def _scale_compute(machine: Machine, bounds: Sequence[_Run]) -> Machine:
     )
     for _ in range(_STEPS):
         scaled = replace(machine, engine=engine)
-        prefill = median(run.seconds[0] / _predicted(scaled, run)[0].seconds for run in bounds)
+        prefill = median(row.prefill_seconds / _predicted(scaled, row)[0].seconds for row in bounds)
         engine = replace(engine, flops_share=min(1.0, engine.flops_share / prefill))
     return replace(machine, engine=engine)
 
 
-def _hide(machine: Machine, ladders: Sequence[_Run]) -> Machine:
+def _scale_communication(machine: Machine, pairs: Sequence[tuple[_Row, _Row]]) -> Machine:
+    """What is added by all-reduces, over what was predicted."""
+    ratios = [
+        max(own - silent, 0.0) / predicted.communication
+        for row, bound in pairs
+        for predicted, own, silent in zip(_predicted(machine, row), row.seconds, bound.seconds, strict=True)
+        if predicted.communication
+    ]
+    scale = median(ratios) if ratios else 1.0
+    return replace(machine, all_reduce=replace(machine.all_reduce, scale=machine.all_reduce.scale * scale))
+
+
+def _hide(machine: Machine, ladders: Sequence[_Row]) -> Machine:
     """The share hidden that comes nearest to ladders' times; of equally near ones, the one nearest to ours."""
     ours = machine.all_reduce.hide
 
@@ -112,17 +161,17 @@ def _hide(machine: Machine, ladders: Sequence[_Run]) -> Machine:
         return replace(machine, all_reduce=replace(machine.all_reduce, hide=share))
 
     def distance(share: float) -> tuple[float, float]:
-        passes = [zip(_predicted(hiding(share), run), run.seconds, strict=True) for run in ladders]
+        passes = [zip(_predicted(hiding(share), row), row.seconds, strict=True) for row in ladders]
         off = [abs(math.log(measured / predicted.seconds)) for each in passes for predicted, measured in each]
         return round(sum(off), 6), abs(share - ours)
 
     return hiding(min([ours, *(percent / 100 for percent in range(101))], key=distance))
 
 
-def _predicted(machine: Machine, run: _Run) -> tuple[PassTime, PassTime]:
+def _predicted(machine: Machine, row: _Row) -> tuple[PassTime, PassTime]:
     """A prefill and a decoding step just after it."""
-    rank = Rank(run.shape, machine.hardware, machine.engine, run.tp)
-    steps = Step(run.batch, run.prompt, run.prompt), Step(run.batch, 1, run.prompt + 1)
-    wiring, communicates = wiring_of(run.shape, run.wiring), run.wiring != NONE
+    rank = Rank(row.shape, machine.hardware, machine.engine, row.tp)
+    steps = Step(row.batch, row.prompt, row.prompt), Step(row.batch, 1, row.prompt + 1)
+    wiring, communicates = wiring_of(row.shape, row.wiring), row.wiring != NONE
     prefill, decode = (pass_time(rank, machine.all_reduce, wiring, step, communicates) for step in steps)
     return prefill, decode
