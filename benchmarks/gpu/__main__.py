@@ -1,4 +1,5 @@
-"""Everything that only a GPU shows, in one command: tests, wirings among emulated ranks, kernels, trainings.
+"""Everything that only a GPU shows, in one command: tests, wirings among emulated ranks, kernels, a refit,
+trainings.
 
     make gpu               on a machine with one GPU and no network; results/gpu/
     make gpu DEVICE=cpu    the same with tiny shapes, to try it; build/gpu-cpu/
@@ -52,11 +53,13 @@ def parts(device: str) -> list[Part]:
     small, large = ("llama-3.2-1b", "llama-3.1-70b") if is_gpu else ("tiny", "tiny")
     alone = [] if is_gpu else ["--layers", "2", "--prompt", "64", "--new", "4", "--rounds", "3"]
     sizes = [] if is_gpu else ["--tokens", "64", "--hidden", "1024", "--weights", str(1 << 17)]
-    training = [] if is_gpu else ["--rows", "2", "--length", "64", "--steps", "3"]
+    calibration = ["--tokens", "65536" if is_gpu else "2048"]
+    training = ["--rows", "4", "--length", "1024"] if is_gpu else ["--rows", "2", "--length", "64", "--steps", "3"]
     return [
         Part("tests", 2.3, ["run_tests.py"]),
-        Part("emulated", 4.5, ["emulated.py", large, *alone, "--wirings", *WIRINGS]),
+        Part("emulated", 3.8, ["emulated.py", large, *alone, "--wirings", *WIRINGS]),
         Part("kernels", 0.7, ["kernel_speed.py", *sizes]),
+        Part("refit", 0.7, ["refit.py", small, *calibration]),
         Part("training", 1.5, ["training.py", small, *training]),
     ]
 

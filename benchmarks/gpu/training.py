@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from part import parser, progress, write
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from part import parser, progress, random_checkpoint, random_tokens, write
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
@@ -80,16 +78,11 @@ def measure(step: Step, args: Any) -> list[str]:
 
 
 def trainings(args: Any, folder: Path) -> dict[str, Callable[[], Step]]:
-    shape, source = named_shapes()[args.model], folder / "model"
-    torch.manual_seed(0)
-    with torch.device(args.device):
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**shape.config()), dtype=torch.bfloat16)
-    model.save_pretrained(source)
-    del model
+    source = random_checkpoint(args.model, folder / "model", args.device)
+    rows = random_tokens(args.model, BATCHES * args.rows, args.length)
     progress("the model is written")
-    rows = torch.randint(3, shape.vocab_size, (BATCHES * args.rows, args.length)).tolist()
     ours = Trainings(source, rows, args.rows, args.device, folder)
-    ladder = ("ladder", f"{shape.num_hidden_layers // 2}-")
+    ladder = ("ladder", f"{named_shapes()[args.model].num_hidden_layers // 2}-")
     return {
         STOCK: ours.stock,
         "SFT, standard, adapt": partial(ours.sft, "standard", "0-"),
@@ -136,12 +129,10 @@ class Trainings:
     def _load(self, folder: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
 
-    @property
+    @cached_property
     def _data(self) -> dict[str, Any]:
         rows = Dataset.from_dict({"input_ids": self.rows, "labels": self.rows})
-        words = Tokenizer(WordLevel({"unknown": 0, "end": 1, "pad": 2}, unk_token="unknown"))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="end", pad_token="pad")
-        return {"train_dataset": rows, "processing_class": tokenizer}
+        return {"train_dataset": rows, "processing_class": AutoTokenizer.from_pretrained(self.source)}
 
     def _arguments(self) -> SFTConfig:
         is_gpu = self.device == "cuda"
