@@ -41,9 +41,10 @@ lint: install
 	$(VENV)/mypy
 	$(VENV)/python .ci/types_between_rooms.py
 
-# rewire a model's upper half, fit the weights to that, chat with all three, compare them; three minutes, 1 GB
+# what a newcomer sees
 demo: export PATH := $(CURDIR)/$(VENV):$(PATH)
 demo: install
+	@echo "Rewires the upper half of SmolLM2-135M, fits the weights to that, chats, compares: three minutes, 1 GB in demo-out."
 	rm -rf demo-out && mkdir demo-out
 	convert smollm2-135m demo-out/ladder-peek --wiring ladder+peek@15-30
 	convert smollm2-135m demo-out/ladder-peek-refitted --wiring ladder+peek@15-30 --refit --refit-tokens 8192

@@ -73,9 +73,10 @@ class OnNodes:
     """Puts each rank into its node's namespace."""
 
     network: EmulatedNetwork
+    ranks_per_node: int = RANKS_PER_NODE
 
     def enter(self, rank: int) -> None:
-        self.network.enter(rank // RANKS_PER_NODE)
+        self.network.enter(rank // self.ranks_per_node)
 
 
 def measure(ways: Sequence[str], rounds: int) -> Seconds:
