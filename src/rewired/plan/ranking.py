@@ -141,7 +141,7 @@ class Ranking:
         rows = {(row.candidate.name, row.batch): row for row in self.rows}
         delayed, ladder = map(self._in_all_layers, (DELAYED, "ladder+peek"))
         pairs = [(rows.get((delayed, batch)), rows.get((ladder, batch))) for batch in self.caches]
-        won = [two for two, one in pairs if two and one and two.speedup > one.high]
+        won = [two for two, one in pairs if two and one and two.speedup > one.speedup_range[1]]
         if wins := ", ".join(f"{row.speedup:.2f} at batch {row.batch}" for row in won):
             yield f"{delayed} wins {wins}, beyond the range of {ladder}. Its KL is not measured."
 
