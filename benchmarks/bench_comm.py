@@ -4,8 +4,7 @@
 
 Four ranks in two network namespaces, which are the nodes; what one sends the other passes a token bucket. All ways of
 communication take turns in the same ranks, on copies of one small Llama, and so does a step whose collectives stay on
-the rank, which is what a step takes without a network. With `--parts`, those of ZeRO++ take turns, each alone, and its
-reduction of one layer's gradients in several chunks. A time is the slowest rank's.
+the rank, which is what a step takes without a network. A time is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import ReduceOp, init_device_mesh
+from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,10 +28,8 @@ from turns import Seconds, faster, in_turns
 
 from rewired.bench.link import EmulatedLink, EmulatedNetwork
 from rewired.comm.communication import Communication
-from rewired.comm.gradients import GradientScatter
 from rewired.comm.nodes import Nodes
 from rewired.comm.options import PRESETS, Comm
-from rewired.comm.packing import Layout
 from rewired.ranks import run_on_ranks
 from rewired.tables import markdown
 
@@ -41,39 +38,34 @@ SIZES = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, 
 VOCABULARY, ROWS, TOKENS = 2048, 2, 512
 PLAIN, ALONE = "FSDP2", "no network"
 BF16 = Comm("bf16", "bf16", "bf16", secondary_shard="none", hadamard=False)
-Ways = dict[str, Comm | None]
-WAYS: Ways = {ALONE: None, PLAIN: None, "bf16": BF16, "zero++": PRESETS["zero++"], "slow-link": PRESETS["slow-link"]}
-PARTS: Ways = {
+WAYS: dict[str, Comm | None] = {
+    ALONE: None,
+    PLAIN: None,
     "bf16": BF16,
+    "zero++": PRESETS["zero++"],
+    "slow-link": PRESETS["slow-link"],
+    # parts of ZeRO++, each alone on top of bf16
     "qwZ": replace(BF16, weights="int8"),
     "hpZ": replace(BF16, secondary_shard="bf16"),
     "qgZ": replace(BF16, gradients="int4", gradients_in_node="int4", pipeline=2),
-    "zero++": PRESETS["zero++"],
 }
-CHUNKS, NUMBERS = (1, 2, 4), 2**23  # of gradients
 
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--link", default="150mbit", help="What a node may send, as `rewired bench --link` has it.")
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--parts", action="store_true", help="The parts of ZeRO++ instead of whole ways.")
+    made.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS)[:5], help="(default the first five)")
     args = made.parse_args()
-    measured = measure_parts if args.parts else measure
     with EmulatedLink.parse(args.link).between(RANKS // RANKS_PER_NODE) as network:
-        found = run_on_ranks(measured, RANKS, args.rounds, prepare=OnNodes(network).enter)[0]
-    lines = [table(seconds) for seconds in found]
-    if not args.parts:
-        pairs = zip(found[0][ALONE], found[0][PLAIN], strict=True)
-        share = median(1 - one / all_of_it for one, all_of_it in pairs)
-        lines.insert(0, f"FSDP2 as it is spends {share:.0%} of a step in communication.")
-    print(f"`{shlex.join(['python', *sys.argv])}`, torch {torch.__version__}.", *lines, sep="\n\n")
-
-
-def table(seconds: Seconds) -> str:
-    base = PLAIN if PLAIN in seconds else next(iter(seconds))
+        seconds = run_on_ranks(measure, RANKS, args.ways, args.rounds, prepare=OnNodes(network).enter)[0]
+    base = PLAIN if PLAIN in seconds else args.ways[0]
     cells = [[name, f"{median(samples):.2f}", faster(seconds[base], samples)] for name, samples in seconds.items()]
-    return markdown(["", "seconds", f"faster than {base} (quartiles)"], cells)
+    print(f"`{shlex.join(['python', *sys.argv])}`, torch {torch.__version__}.\n")
+    if {ALONE, PLAIN} <= seconds.keys():
+        share = median(1 - alone / whole for alone, whole in zip(seconds[ALONE], seconds[PLAIN], strict=True))
+        print(f"FSDP2 as it is spends {share:.0%} of a step in communication.\n")
+    print(markdown(["", "seconds", f"faster than {base} (quartiles)"], cells))
 
 
 @dataclass(frozen=True)
@@ -87,31 +79,18 @@ class OnNodes:
         self.network.enter(rank // self.ranks_per_node)
 
 
-def measure(rounds: int) -> list[Seconds]:
-    """Of a step, of all ways."""
+def measure(ways: Sequence[str], rounds: int) -> Seconds:
+    """Of a step."""
     nodes = Nodes.of(RANKS_PER_NODE, "cpu")
-    return [in_turns({name: step_of(name, comm, nodes) for name, comm in WAYS.items()}, rounds)]
-
-
-def measure_parts(rounds: int) -> list[Seconds]:
-    """Of a step, of the parts of ZeRO++, and of a reduction in chunks."""
-    nodes = Nodes.of(RANKS_PER_NODE, "cpu")
-    steps = {name: step_of(name, comm, nodes) for name, comm in PARTS.items()}
-    reductions = {}
-    for chunks in CHUNKS:
-        scatter = GradientScatter(
-            nodes, Layout((NUMBERS // RANKS,), (True,)), replace(PRESETS["zero++"], pipeline=chunks)
-        )
-        whole, own = torch.randn(NUMBERS), torch.empty(NUMBERS // RANKS)
-        reductions[f"chunks: {chunks}"] = partial(scatter, own, whole, distributed.group.WORLD, ReduceOp.AVG)
-    return [in_turns(steps, rounds), in_turns(reductions, 3 * rounds)]
+    return in_turns({name: step_of(name, WAYS[name], nodes) for name in ways}, rounds)
 
 
 def step_of(name: str, comm: Comm | None, nodes: Nodes) -> Callable[[], None]:
     model, optimizer = trained()
-    for module in sharded_modules(model) if name == ALONE else ():
-        module.set_custom_all_gather(LocalGather())
-        module.set_custom_reduce_scatter(LocalScatter())
+    for module in model.modules():
+        if name == ALONE and isinstance(module, FSDPModule):
+            module.set_custom_all_gather(LocalGather())
+            module.set_custom_reduce_scatter(LocalScatter())
     if comm is not None:
         Communication(model, comm, nodes).follow(optimizer)
     return partial(step, model, optimizer)
@@ -122,11 +101,6 @@ def trained() -> tuple[Any, torch.optim.Optimizer]:
     for module in (*model.model.layers, model.model.embed_tokens, model):
         fully_shard(module, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-
-def sharded_modules(model: Any) -> list[Any]:
-    """In the order of execution."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def step(model: Any, optimizer: torch.optim.Optimizer) -> None:

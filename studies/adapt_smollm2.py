@@ -31,9 +31,7 @@ from rewired.model.wiring_text import parse_wiring
 REPO = Path(__file__).resolve().parents[1]
 RESULT = REPO / "results" / "adapt-smollm2" / "measured.jsonl"
 MADE = REPO / "build" / "adapt-smollm2"
-RECIPES = REPO / "recipes"
-RECIPE = RECIPES / "smollm2-135m-ladder-distill.yaml"
-STAGED = ("smollm2-135m-ladder-progressive", "smollm2-135m-partial-raised")
+RECIPE = REPO / "recipes" / "smollm2-135m-ladder-distill.yaml"
 ROWS: list[dict[str, Any]] = [{"path": f".instruct/{name}.jsonl"} for name in ("sharegpt", "natural_instructions")]
 TEXTS = {"path": "build/adapt-smollm2/texts.jsonl"}
 AND_TEXTS = {"datasets": [*(row | {"weight": 1} for row in ROWS), TEXTS | {"weight": 2}]}
@@ -48,6 +46,7 @@ TRAININGS: dict[str, dict[str, Any] | None] = {
     "refit + distillation": {},
     "refit + distillation, half of it plain texts": AND_TEXTS,
 }
+WITH_REFIT = {name: TRAININGS[name] for name in ("refit", "refit + distillation")}
 MORE: dict[str, dict[str, dict[str, Any]]] = {
     "15-30": {"refit + distillation, three times as long": {"max_steps": 900}},
     "0-30": {"refit + distillation, half of it plain texts, three times as long": AND_TEXTS | {"max_steps": 900}},
@@ -64,27 +63,11 @@ def main() -> None:
             if name in known or not name.startswith(tuple(sys.argv[1:]) or ""):
                 continue
             model = _made(name, wiring, training, Path(scratch))
-            _measure(name, wiring, training, model, source, texts)
-        for recipe in STAGED:
-            if recipe.startswith(tuple(sys.argv[1:]) or "") and f"{recipe}, final" not in known:
-                for model in _stages(recipe):
-                    name = f"{recipe}, {model.relative_to(MADE / recipe).parent}".replace(", .", ", final")
-                    _measure(name, recipe, {}, model, source, texts)
-
-
-def _measure(name: str, wiring: str, training: dict[str, Any] | None, model: Path, source: Path, texts: Any) -> None:
-    on = quality.compare(source, model, texts)
-    tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
-    quality.append(RESULT, {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on})
-    print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
-
-
-def _stages(recipe: str) -> list[Path]:
-    """The models that each stage of a packaged recipe makes."""
-    rows = [entry | {"path": str(REPO / entry["path"]), "weight": 1} for entry in ROWS]
-    flags = {"datasets": rows, "output_dir": str(MADE / recipe), "bf16": True}
-    final = adapt(read(RECIPES / f"{recipe}.yaml", as_flags(flags)), resume=True)
-    return [*sorted((MADE / recipe).glob("stage-*/final")), final]
+            on = quality.compare(source, model, texts)
+            tokens = json.loads((model / "config.json").read_text()).get(RECORD, {}).get("tokens", 0)
+            row = {"name": name, "wiring": wiring, "training": training, "tokens": tokens, "on": on}
+            quality.append(RESULT, row)
+            print(name, {kind: round(measured["kl"], 3) for kind, measured in on.items()}, flush=True)
 
 
 def write_texts(out: Path) -> None:
@@ -99,16 +82,14 @@ def write_texts(out: Path) -> None:
 def runs() -> list[Run]:
     every = list[Run]()
     for layers in ("15-30", "0-30"):
-        ladder, trainings = f"ladder@{layers}", TRAININGS | MORE[layers]
-        every += [(f"{ladder}, {name}", ladder, training) for name, training in trainings.items()]
-        every += _with_refit(f"ladder+peek@{layers}")
+        every += _of(f"ladder@{layers}", TRAININGS | MORE[layers]) + _of(f"ladder+peek@{layers}", WITH_REFIT)
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
-        every += _with_refit(f"{name}@15-30")
+        every += _of(f"{name}@15-30", WITH_REFIT)
     return [*every, ("dense, SFT", "standard", SFT)]
 
 
-def _with_refit(wiring: str) -> list[Run]:
-    return [(f"{wiring}, {training}", wiring, TRAININGS[training]) for training in ("refit", "refit + distillation")]
+def _of(wiring: str, trainings: Mapping[str, dict[str, Any] | None]) -> list[Run]:
+    return [(f"{wiring}, {name}", wiring, training) for name, training in trainings.items()]
 
 
 def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path) -> Path:
@@ -120,13 +101,10 @@ def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path
     if TEXTS["path"] in [entry["path"] for entry in training.get("datasets", ())]:
         MADE.mkdir(parents=True, exist_ok=True)
         write_texts(REPO / TEXTS["path"])
-    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(MADE / _file_name(name)), "bf16": True} | training
+    folder = MADE / re.sub(r"[^\w.-]+", "-", name)
+    keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(folder), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
     return adapt(read(RECIPE, as_flags(keys)), resume=True)
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def as_flags(keys: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from part import parser, write
@@ -18,30 +17,18 @@ MOST_WORKERS = 6
 
 
 class Outcomes:
-    """A pytest plugin that keeps the section up to date: a line for each file, and one for each failure or reason."""
+    """A pytest plugin that keeps the section up to date: a line for each file, outcome and reason."""
 
     def __init__(self, section: Path) -> None:
         self.section = section
-        self.found = Counter[tuple[str, str, str]]()  # a file or test, an outcome, why
+        self.found = Counter[tuple[str, str, str]]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self.note(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.outcome != "passed":
-            self.note(report)
-
-    def note(self, report: Any) -> None:
-        name, why = report.nodeid.split("::")[0], ""
-        if report.outcome == "skipped":
-            why = report.longrepr[2].removeprefix("Skipped: ")
-        elif report.outcome == "failed":
-            crash = getattr(report.longrepr, "reprcrash", None)
-            name, why = report.nodeid, (crash.message if crash else str(report.longrepr)).strip().splitlines()[0]
-        self.found[name, report.outcome, why] += 1
-        rows = [[name, outcome, str(count), why] for (name, outcome, why), count in sorted(self.found.items())]
-        write(self.section, "## Tests", markdown(["file", "outcome", "tests", "why"], rows))
+            why = report.longrepr[2] if report.skipped else report.longreprtext.strip().rpartition("\n")[2]
+            self.found[report.nodeid.split("::")[0], report.outcome, why] += 1
+            rows = [[file, outcome, str(tests), why] for (file, outcome, why), tests in sorted(self.found.items())]
+            write(self.section, "## Tests", markdown(["file", "outcome", "tests", "why"], rows))
 
 
 def main() -> None:

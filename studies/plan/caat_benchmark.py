@@ -1,13 +1,10 @@
-"""CAAT-Net's benchmark: times to first token on Gaudi 3 as its authors measured them, and the same runs predicted.
-
-Fitted are three parameters, on the 70B's runs alone; 34B and 7B are held out.
-"""
+"""CAAT-Net's benchmarks on Gaudi 3: times to first token and trainings as its authors measured them, and predicted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,13 +19,11 @@ from rewired.plan.pass_time import pass_time
 from rewired.plan.wirings import wiring_of
 
 from . import ladder_benchmark
-from .ladder_benchmark import Run, fitted, rows_of
+from .ladder_benchmark import Run, fitted, rows_of, training_seconds
 
 NAME = "caat-benchmark"
-PROMPT = 2048
-WIRINGS = (STANDARD, "partial-0.75", "partial-0.5", "partial-0.25", NONE)
-FITTED = "llama-2-70b"
-_PRIORS = {"flops_share": 0.4, "ring_base": 20e-6, "ring_share": 0.85}
+PREFILL = 2048
+PARTIAL = ("partial-0.75", "partial-0.5", "partial-0.25", NONE)
 
 
 @dataclass(frozen=True)
@@ -36,42 +31,50 @@ class PublishedTime:
     model: str
     tp: int
     batch: int
-    wiring: str  # one of WIRINGS
+    wiring: str  # standard, or one of PARTIAL
     seconds: float
     saved: float  # the share of standard's time: the paper's speedup
 
 
 @cache
 def published() -> list[PublishedTime]:
-    measured = []
-    for row in rows_of("caat-ttft.csv"):
-        for wiring in WIRINGS:
-            seconds, standard = float(row[wiring]) * 1e-3, float(row[STANDARD]) * 1e-3
-            tp, batch = int(row["tp"]), int(row["batch"])
-            measured.append(PublishedTime(row["model"], tp, batch, wiring, seconds, 1 - seconds / standard))
-    return measured
+    return [
+        PublishedTime(
+            row["model"],
+            int(row["tp"]),
+            int(row["batch"]),
+            wiring,
+            float(row[wiring]) * 1e-3,
+            1 - float(row[wiring]) / float(row[STANDARD]),
+        )
+        for row in rows_of("caat-ttft.csv")
+        for wiring in (STANDARD, *PARTIAL)
+    ]
 
 
-def predicted_seconds(run: PublishedTime, table: Mapping[str, Any] | None = None, wiring: str | None = None) -> float:
-    """Of its time to first token; of another wiring in its place, if one is given."""
-    rank, all_reduce = machine_of(run.model, run.tp, table)
-    name, step = wiring or run.wiring, Step(run.batch, PROMPT, PROMPT)
-    return pass_time(rank, all_reduce, wiring_of(rank.shape, name), step, name != NONE).seconds
+def predicted_seconds(run: PublishedTime, table: Mapping[str, Any] | None = None) -> float:
+    """Of its time to first token."""
+    return _prefill(*machine_of(run.model, run.tp, table), run.batch, run.wiring)
+
+
+def _prefill(rank: Rank, all_reduce: AllReduce, batch: int, wiring: str) -> float:
+    step = Step(batch, PREFILL, PREFILL)
+    return pass_time(rank, all_reduce, wiring_of(rank.shape, wiring), step, wiring != NONE).seconds
 
 
 def machine_of(model: str, tp: int, table: Mapping[str, Any] | None = None) -> tuple[Rank, AllReduce]:
-    engine, sheet = Engine(**(fitted(NAME) if table is None else table)), hardware.load("gaudi3")
+    engine, sheet = Engine(**(table or fitted(NAME))), hardware.load("gaudi3")
     ring = Ring(engine.ring_base, engine.ring_step, sheet.link_bandwidth * engine.ring_share)
     # appendix C: on Gaudi, links between nodes and within them work at once, so 16 take as long as 8
     all_reduce = AllReduce({}, ring, Network(0.0, math.inf), gpus_per_node=16)
     return Rank(named_shapes()[model], sheet, engine, tp), all_reduce
 
 
-def points(runs: Sequence[PublishedTime]) -> list[float]:
-    """Predicted less published share of time saved, in points, of all but standard runs."""
-    rewired = [run for run in runs if run.wiring != STANDARD]
-    saved = [1 - predicted_seconds(run) / predicted_seconds(run, wiring=STANDARD) for run in rewired]
-    return [100 * (share - run.saved) for share, run in zip(saved, rewired, strict=True)]
+def points(model: str, tp: int) -> list[float]:
+    """Predicted less published share of time saved, in points, of all runs of `model` on so many ranks."""
+    runs = [run for run in published() if (run.model, run.tp) == (model, tp) and run.wiring != STANDARD]
+    saved = [1 - predicted_seconds(run) / predicted_seconds(replace(run, wiring=STANDARD)) for run in runs]
+    return [100 * (share - run.saved) for share, run in zip(saved, runs, strict=True)]
 
 
 def saved_by_gpt_fast(**changes: float) -> float:
@@ -79,32 +82,24 @@ def saved_by_gpt_fast(**changes: float) -> float:
 
     By the fitted Ladder benchmark, which ran gpt-fast, too, or by that one with `changes`.
     """
-    machine = ladder_benchmark.machine_of(
-        Run("llama-2-7b", 128, 8, True, STANDARD), {**fitted(ladder_benchmark.NAME), **changes}
-    )
-    shape, step = named_shapes()["llama-2-7b"], Step(128, PROMPT, PROMPT)
-    rank = machine.rank(shape)
-    standard, partial = (
-        pass_time(rank, machine.all_reduce, wiring_of(shape, name), step).seconds for name in (STANDARD, "partial-0.25")
-    )
+    table = {**fitted(ladder_benchmark.NAME), **changes}
+    machine = ladder_benchmark.machine_of(Run("llama-2-7b", 128, 8, True, STANDARD), table)
+    rank = machine.rank(named_shapes()["llama-2-7b"])
+    standard, partial = (_prefill(rank, machine.all_reduce, 128, name) for name in (STANDARD, "partial-0.25"))
     return 100 * (1 - partial / standard)
 
 
-def parameters(values: Mapping[str, float]) -> dict[str, Any]:
-    overheads = {"attention_overhead": 5e-6, "mlp_overhead": 5e-6, "slack": 0.0, "network_step": 0.0}
-    return {**values, "memory_share": 0.8, **overheads, "hide": 0.0, "slow_hide": 0.0}
+def trainings() -> Iterator[tuple[int, str, float, float]]:
+    """TP, wiring, and the share of the 7B's step that is saved, published and predicted, in points.
 
-
-def fit() -> dict[str, Any]:
-    """The parameters that come nearest to the 70B's times."""
-    import numpy as np
-    from scipy.optimize import least_squares
-
-    runs = [run for run in published() if run.model == FITTED]
-
-    def residuals(logs: Any) -> list[float]:
-        table = parameters({name: math.exp(log) for name, log in zip(_PRIORS, logs, strict=True)})
-        return [math.log(predicted_seconds(run, table) / run.seconds) for run in runs]
-
-    logs = least_squares(residuals, np.log(list(_PRIORS.values())), diff_step=1e-3).x
-    return parameters({name: math.exp(log) for name, log in zip(_PRIORS, logs, strict=True)})
+    No fit saw them. Assumed: 16 sequences of 4,096 tokens, nothing computed twice, and all-reduces that take no
+    processors, since Gaudi's network has its own.
+    """
+    for row in rows_of("caat-training.csv"):
+        tp, dense = int(row["tp"]), float(row[STANDARD])
+        rank, all_reduce = machine_of("llama-2-7b", tp)
+        all_reduce = replace(all_reduce, hide=1.0)
+        step = Step(16, 4096, 4096)
+        standard, *others = (training_seconds(rank, all_reduce, name, step) for name in (STANDARD, *PARTIAL))
+        for wiring, seconds in zip(PARTIAL, others, strict=True):
+            yield tp, wiring, 100 * (1 - dense / float(row[wiring])), 100 * (1 - seconds / standard)

@@ -1,40 +1,24 @@
-"""Engines from what is published: `python -m studies.plan.fit` writes benchmarks.toml; studies.plan.score scores them.
+"""Engines from what is published: `python -m studies.plan.fit` writes benchmarks.json; studies.plan.score scores them.
 
 Fitted are seventeen physical parameters (logarithms, by least squares) on the Ladder authors' runs of 70B and 8B, each
 prefill and decoding against its own time, and on what their text says of other models. No parameter belongs to a model.
-The priors are wide, and were chosen by hand with the same runs in view.
+The priors are wide, and were chosen by hand with the same runs in view. CAAT-Net's engine has three parameters, which
+are fitted to the 70B's runs alone: 34B and 7B are held out.
 """
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from scipy.optimize import least_squares
+
 from rewired.model.presets import STANDARD
 
-from . import caat_benchmark
-from .ladder_benchmark import (
-    HERE,
-    NAME,
-    NEW,
-    Run,
-    Seconds,
-    predicted,
-    published,
-    speedups,
-    standard_of,
-    timed,
-)
-
-_PAGE = """# The engines of published benchmarks, as `python -m studies.plan.fit` fits them.
-
-# The Ladder paper's benchmark: 70B and 8B on H100, and what its text says.
-{ladder}
-
-# CAAT-Net's benchmark: its 70B on Gaudi 3.
-{caat}
-"""
+from . import caat_benchmark, ladder_benchmark
+from .ladder_benchmark import HERE, NEW, Run, predicted, published, speedups, timed
 
 # name: (prior, its standard deviation in the logarithm)
 PRIORS = {
@@ -56,10 +40,7 @@ PRIORS = {
     "bandwidth": (18e9, 0.4),
     "switch_step": (4e-6, 0.5),
 }
-_OWN = (
-    *("flops_share", "memory_share", "of_one", "slack", "network_step", "hide", "slow_hide"),
-    *("fused_saving", "cache_passes", "score_passes"),
-)
+CAAT_STARTS = {"flops_share": 0.4, "ring_base": 20e-6, "ring_share": 0.85}
 # What the paper's text says of other models, and how exactly: its tables of them are not in our copy. The two small
 # ones are the models that the authors trained, whose sizes they do not give (shapes.toml).
 TEXT = (
@@ -71,82 +52,83 @@ TEXT = (
 )
 UNSEEN = "desync-2x"  # the wiring whose runs no fit has seen
 TIME_ERROR = 0.06  # how far off a time may be to count as one, as a share,
-SPEEDUP_ERRORS = 0.05, 0.02, 0.012  # and a speedup: of prefill, decoding and both
+SPEEDUP_ERRORS = np.array([0.05, 0.02, 0.012])  # and a speedup: of prefill, decoding and both
+
+
+def fit(sees: Callable[[Run], bool] = lambda run: True) -> dict[str, Any]:
+    """The Ladder benchmark's parameters that come nearest to the priors and to the runs that the fit `sees`."""
+
+    def errors(values: Mapping[str, float]) -> list[float]:
+        from_priors = [np.log(values[name] / prior) / error for name, (prior, error) in PRIORS.items()]
+        return [*_errors(parameters(values), sees), *from_priors]
+
+    return parameters(_nearest({name: prior for name, (prior, _) in PRIORS.items()}, errors))
+
+
+def fit_caat() -> dict[str, Any]:
+    runs = [run for run in caat_benchmark.published() if run.model == "llama-2-70b"]
+
+    def errors(values: Mapping[str, float]) -> list[float]:
+        table = caat_parameters(values)
+        return [np.log(caat_benchmark.predicted_seconds(run, table) / run.seconds) for run in runs]
+
+    return caat_parameters(_nearest(CAAT_STARTS, errors))
+
+
+def _nearest(starts: Mapping[str, float], errors: Callable[[Mapping[str, float]], list[float]]) -> dict[str, float]:
+    """The positive values whose errors have the least squares."""
+
+    def values(logs: np.ndarray) -> dict[str, float]:
+        return dict(zip(starts, np.exp(logs).tolist(), strict=True))
+
+    found = least_squares(lambda logs: errors(values(logs)), np.log([*starts.values()]), diff_step=1e-3, max_nfev=30)
+    return {name: float(f"{value:.4g}") for name, value in values(found.x).items()}
 
 
 def parameters(values: Mapping[str, float]) -> dict[str, Any]:
-    """The table of benchmarks.toml that fitted `values` make, with the benchmark's habits."""
-    overhead, part = values["overhead"], values["attention_part"]
-    return {name: values[name] for name in _OWN} | {
+    """Of an Engine and of Copies: what was fitted, and the benchmark's habits."""
+    found = dict(values)
+    overhead, part = found.pop("overhead"), found.pop("attention_part")
+    copies = {name: found.pop(name) for name in ("base", "step", "far_step", "bandwidth", "switch_step")}
+    return found | {
         "attention_overhead": overhead * part,
         "mlp_overhead": overhead * (1 - part),
         "static_cache": 1536,
         "shards_head": False,
         "logits_of_prompt": True,
-        "without_p2p": {
-            **{name: values[name] for name in ("base", "step", "bandwidth", "switch_step")},
-            "far_step": values["step"] * values["far_step"],
-        },
+        "without_p2p": copies | {"far_step": copies["step"] * copies["far_step"]},
     }
 
 
-def fit(sees: Callable[[Run], bool] = lambda run: True) -> dict[str, Any]:
-    """The parameters that come nearest to the priors and to the runs that the fit `sees`."""
-    import numpy as np
-    from scipy.optimize import least_squares
-
-    def residuals(logs: Any) -> list[float]:
-        values = {name: math.exp(log) for name, log in zip(PRIORS, logs, strict=True)}
-        from_priors = [math.log(values[name] / prior) / error for name, (prior, error) in PRIORS.items()]
-        return _errors(parameters(values), sees) + from_priors
-
-    start = np.log([prior for prior, _ in PRIORS.values()])
-    logs = least_squares(residuals, start, diff_step=1e-3, max_nfev=30).x
-    return parameters({name: math.exp(log) for name, log in zip(PRIORS, logs, strict=True)})
+def caat_parameters(values: Mapping[str, float]) -> dict[str, Any]:
+    nothing = dict.fromkeys(("slack", "network_step", "hide", "slow_hide"), 0.0)
+    return {**values, "memory_share": 0.8, "attention_overhead": 5e-6, "mlp_overhead": 5e-6, **nothing}
 
 
 def _errors(table: Mapping[str, Any], sees: Callable[[Run], bool]) -> list[float]:
     """In times of what each may be off: of raw runs, of published ones that are not among them, and of the text."""
-    raw = [each for each in timed() if each.run.wiring != UNSEEN and sees(each.run)]
-    in_raw = {each.run for each in timed()}
-    others = [row for row in published() if row.run not in in_raw and sees(row.run)]
+    raw = [run for run in timed() if run.wiring != UNSEEN and sees(run)]
+    others = [run for run in published() if run not in timed() and sees(run)]
     said = [(run, speedup, error) for run, speedup, error in TEXT if sees(run)]
-    runs = [each.run for each in (*raw, *others)] + [run for run, *_ in said]
-    seconds = {run: predicted(run, table) for run in {*runs, *map(standard_of, runs)}}
+    runs = [*raw, *others, *(run for run, *_ in said)]
+    seconds = {run: predicted(run, table) for run in {*runs, *(run.standard for run in runs)}}
+    faster = {run: speedups(seconds[run.standard], seconds[run]) for run in runs}
 
-    def faster(run: Run) -> tuple[float, float, float]:
-        return speedups(seconds[standard_of(run)], seconds[run])
-
-    off = [_log_error(seconds[each.run], (each.prefill, each.decode)) for each in raw]
-    errors = [log / TIME_ERROR for pair in off for log in pair]
-    for each in raw:
-        if each.run.wiring != STANDARD:
-            pairs = zip(faster(each.run), each.speedups, SPEEDUP_ERRORS, strict=True)
-            errors += [(one - other) / error for one, other, error in pairs]
-    for row in others:
-        errors.append(math.log(row.run.batch * NEW / sum(seconds[row.run]) / row.tokens_per_second) / TIME_ERROR)
-        errors.append((faster(row.run)[2] - row.speedup) / SPEEDUP_ERRORS[2])
-    return errors + [(faster(run)[2] - speedup) / error for run, speedup, error in said]
-
-
-def _log_error(own: Seconds, measured: Seconds) -> list[float]:
-    return [math.log(one / other) for one, other in zip(own, measured, strict=True)]
-
-
-def toml(name: str, table: Mapping[str, Any]) -> str:
-    """A table and its subtables."""
-    lines = [f"[{name}]"]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += ["", toml(f"{name}.{key}", value)]
-        else:
-            lines.append(f"{key} = {f'{value:.4g}' if isinstance(value, float) else str(value).lower()}")
-    return "\n".join(lines)
+    errors: list[float] = []
+    for run in raw:
+        errors += [*np.log(seconds[run] / timed()[run]) / TIME_ERROR]
+        if run.wiring != STANDARD:
+            errors += [*(faster[run] - speedups(timed()[run.standard], timed()[run])) / SPEEDUP_ERRORS]
+    for run in others:
+        measured = published()[run]
+        errors.append(np.log(run.batch * NEW / seconds[run].sum() / measured) / TIME_ERROR)
+        errors.append((faster[run][2] - measured / published()[run.standard]) / SPEEDUP_ERRORS[2])
+    return errors + [(faster[run][2] - speedup) / error for run, speedup, error in said]
 
 
 def main() -> None:
-    page = _PAGE.format(ladder=toml(NAME, fit()), caat=toml(caat_benchmark.NAME, caat_benchmark.fit()))
-    (HERE / "benchmarks.toml").write_text(page, "utf-8")
+    tables = {ladder_benchmark.NAME: fit(), caat_benchmark.NAME: fit_caat()}
+    (HERE / "benchmarks.json").write_text(json.dumps(tables, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,43 +1,37 @@
 """How far off predicted speedups are: `python -m studies.plan.score`, by fits that left runs out, too.
 
-It takes a minute; --rows prints every run. Speedups are ratios, and a point is a hundredth: from 1.31 to 1.33 are two.
+It takes a minute. Speedups are ratios, and a point is a hundredth: from 1.31 to 1.33 are two.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from rewired.model.presets import STANDARD
 
-from . import caat_benchmark, training_benchmarks
+from . import caat_benchmark
 from .fit import TEXT, fit
 from .ladder_benchmark import (
     Run,
-    Timed,
-    machine_of,
     predicted,
-    predicted_on,
-    predicted_speedup,
     predicted_speedups,
     published,
     repeats,
     speedups,
-    standard_of,
     timed,
+    training_speedup,
 )
 
-PARTS = ("prefill", "decoding", "both")
-Points = tuple[float, ...]  # of each part
-Group = Callable[[Run], Any]
+Points = Mapping[Run, np.ndarray]  # predicted less measured speedups [3], of prefill, decoding and both
 NOT_FITTED = (  # "around 30%" and "around 40%" of batches of 64; of which model it does not say
     *((Run(model, 64, 8, True, "desync-4x"), 1.30) for model in ("8b", "3b")),
     *((Run(model, 64, 8, False, "desync-4x"), 1.40) for model in ("8b", "3b")),
 )
-GROUPS: Mapping[str, Group] = {
+GROUPS: Mapping[str, Callable[[Run], Any]] = {
     "each (GPUs, batch)": lambda run: (run.tp, run.batch),
     "each number of GPUs": lambda run: run.tp,
     "each wiring": lambda run: run.wiring,
@@ -45,39 +39,32 @@ GROUPS: Mapping[str, Group] = {
 }
 
 
-@dataclass(frozen=True)
-class Off:
-    """Predicted less measured speedups of a run, in points."""
-
-    run: Run
-    points: Points
-
-
-def raw() -> list[Off]:
-    """Of the authors' raw runs, in the parts of PARTS."""
-    return [_off(each) for each in timed() if each.run.wiring != STANDARD]
+def raw(sees: Callable[[Run], bool] = lambda run: True, table: Mapping[str, Any] | None = None) -> Points:
+    """Of the authors' raw runs."""
+    runs = [run for run in timed() if run.wiring != STANDARD and sees(run)]
+    measured = {run: speedups(timed()[run.standard], timed()[run]) for run in runs}
+    return {run: 100 * (predicted_speedups(run, table) - measured[run]) for run in runs}
 
 
-def held_out(group: Group) -> list[Off]:
+def held_out(group: Callable[[Run], Any]) -> Points:
     """The same, each by a fit that saw nothing of its group."""
-    rows = [each for each in timed() if each.run.wiring != STANDARD]
-    off = []
-    for key in dict.fromkeys(group(each.run) for each in rows):
-        table = fit(lambda run, key=key: group(run) != key)  # type: ignore[misc]
-        off += [_off(each, table) for each in rows if group(each.run) == key]
+    off: dict[Run, np.ndarray] = {}
+    for key in dict.fromkeys(map(group, raw())):
+        table = fit(lambda run, key=key: group(run) != key)
+        off |= raw(lambda run, key=key: group(run) == key, table)
     return off
 
 
-def totals() -> list[Off]:
-    """Of the 70B's published speedups, prefill and decoding together."""
-    rows = [row for row in published() if row.run.wiring != STANDARD]
-    return [Off(row.run, (100 * (predicted_speedup(row.run) - row.speedup),)) for row in rows]
+def totals() -> list[float]:
+    """Points of the 70B's published speedups, prefill and decoding together."""
+    runs = {run: speed for run, speed in published().items() if run.wiring != STANDARD}
+    return [100 * (predicted_speedups(run)[2] - speed / published()[run.standard]) for run, speed in runs.items()]
 
 
-def said_left_out(model: str) -> list[Off]:
-    """Of what the paper's text says of a model, by a fit that saw nothing of it."""
+def text_left_out(model: str) -> list[float]:
+    """Points of what the paper's text says of a model, by a fit that saw nothing of it."""
     table = fit(lambda run: run.model != model)
-    return [Off(run, (100 * (predicted_speedup(run, table) - said),)) for run, said, _ in TEXT if run.model == model]
+    return [100 * (predicted_speedups(run, table)[2] - said) for run, said, _ in TEXT if run.model == model]
 
 
 def times_that_no_fit_saw() -> dict[Run, float]:
@@ -85,109 +72,86 @@ def times_that_no_fit_saw() -> dict[Run, float]:
 
     Those of other commits than the first used flash attention, by their paths.
     """
-    compared = {each.run for each in timed()}
-    own = {run: sum(logs["40ff2f7"]) for run, logs in repeats().items() if run not in compared and "40ff2f7" in logs}
-    return {run: sum(predicted(run)) / seconds - 1 for run, seconds in own.items()}
+    own = {run: logs["40ff2f7"] for run, logs in repeats().items() if run not in timed() and "40ff2f7" in logs}
+    return {run: predicted(run).sum() / seconds.sum() - 1 for run, seconds in own.items()}
 
 
-def noise() -> Points:
+def noise() -> np.ndarray:
     """The mean difference between speedups of repeats of a run, each over the standard run of the same log's commit."""
     differences = []
     for run, logs in repeats().items():
-        standard = repeats().get(standard_of(run), {})
-        fastest = min(map(sum, logs.values()))
+        standard = repeats().get(run.standard, {})
+        fastest = min(seconds.sum() for seconds in logs.values())
         found = [
             speedups(standard[log], seconds)
             for log, seconds in logs.items()
-            if run.wiring != STANDARD and log in standard and sum(seconds) < 2 * fastest  # one log timed a compilation
+            if run.wiring != STANDARD and log in standard and seconds.sum() < 2 * fastest  # one timed a compilation
         ]
-        for one, other in combinations(found, 2):
-            differences.append([100 * abs(a - b) for a, b in zip(one, other, strict=True)])
-    return mean(differences)
+        differences += [100 * abs(one - other) for one, other in combinations(found, 2)]
+    return np.mean(differences, axis=0)
 
 
 def in_range() -> float:
-    """The share of raw speedups within what the planner prints as its range."""
-    inside = [each for each in timed() if each.run.wiring != STANDARD and _is_in_range(each)]
-    return len(inside) / len(raw())
+    """The share of raw speedups within what the planner prints as its range, to half a point."""
+    inside = []
+    for run in raw():
+        measured = speedups(timed()[run.standard], timed()[run])[2]
+        ends = [predicted_speedups(run, sign=sign)[2] for sign in (-1, 1)]
+        inside.append(min(ends) - 0.005 <= measured <= max(ends) + 0.005)
+    return float(np.mean(inside))
 
 
-def mean(rows: Sequence[Sequence[float]]) -> Points:
-    return tuple(sum(part) / len(part) for part in zip(*rows, strict=True))
+def by_wiring(off: Points) -> Iterator[tuple[str, np.ndarray]]:
+    """A link and a wiring, and all points of it, [runs, 3]."""
+    for nvlink, wiring in sorted({(run.nvlink, run.wiring) for run in off}, reverse=True):
+        points = [each for run, each in off.items() if (run.nvlink, run.wiring) == (nvlink, wiring)]
+        yield f"{'NVLink' if nvlink else 'no P2P'}, {wiring}", np.array(points)
 
 
-def mean_absolute(rows: Sequence[Off]) -> Points:
-    return mean([[abs(point) for point in off.points] for off in rows])
+def mean_absolute(points: Any) -> Any:
+    return np.mean(np.abs(points), axis=0)
 
 
-def by_link_and_wiring(rows: Sequence[Off]) -> dict[tuple[bool, str], list[Off]]:
-    found: dict[tuple[bool, str], list[Off]] = {}
-    for off in rows:
-        found.setdefault((off.run.nvlink, off.run.wiring), []).append(off)
-    return dict(sorted(found.items(), reverse=True))
-
-
-def _off(each: Timed, table: Mapping[str, Any] | None = None) -> Off:
-    pairs = zip(predicted_speedups(each.run, table), each.speedups, strict=True)
-    return Off(each.run, tuple(100 * (one - other) for one, other in pairs))
-
-
-def _is_in_range(each: Timed) -> bool:
-    """To half a point."""
-    ends = [
-        speedups(*(predicted_on(machine_of(each.run).off_by(sign), run) for run in (standard_of(each.run), each.run)))
-        for sign in (-1, 1)
-    ]
-    return min(ends)[2] - 0.005 <= each.speedups[2] <= max(ends)[2] + 0.005
-
-
-def _lines() -> Iterator[str]:
-    yield f"repeats of a run differ: {_parts(noise())}"
-    yield f"within the range: {in_range():.0%} of {len(raw())}"
-    yield from _by_wiring("by the whole fit", raw())
+def main() -> None:
+    print(f"repeats of a run differ: {_parts(noise())}")
+    print(f"within the range: {in_range():.0%} of {len(raw())}")
+    _print_wirings("by the whole fit", raw())
     shares = times_that_no_fit_saw().values()
-    yield f"times that no fit saw, without standard: {len(shares)} runs, {sum(map(abs, shares)) / len(shares):.1%}"
+    print(f"times that no fit saw, without standard: {len(shares)} runs, {mean_absolute([*shares]):.1%}")
     for name, group in GROUPS.items():
-        off = held_out(group)
-        yield from _by_wiring(f"{name} left out", off)
-        if "--rows" in sys.argv[1:]:
-            yield from (f"  {each.run}: {_parts(each.points)}" for each in off)
-    yield f"CAAT-Net by gpt-fast on H100: {caat_benchmark.saved_by_gpt_fast():.1f} points of time saved"
-    yield f"the same with flash attention: {caat_benchmark.saved_by_gpt_fast(score_passes=0.0):.1f}"
-    yield f"published 70B: {_parts(mean_absolute(totals()))}"
+        _print_wirings(f"{name} left out", held_out(group))
+    print(f"published 70B: {mean_absolute(totals()):.1f}")
     for run, said in (*((run, said) for run, said, _ in TEXT), *NOT_FITTED):
-        yield f"text on {run}: {said:.2f}, predicted {predicted_speedup(run):.2f}"
+        print(f"text on {run}: {said:.2f}, predicted {predicted_speedups(run)[2]:.2f}")
     for model in dict.fromkeys(run.model for run, *_ in TEXT):
-        yield f"text on {model} left out: {_parts(mean_absolute(said_left_out(model)))}"
-    runs = caat_benchmark.published()
-    for model, tp in dict.fromkeys((run.model, run.tp) for run in runs):
-        off = caat_benchmark.points([run for run in runs if (run.model, run.tp) == (model, tp)])
-        yield f"CAAT-Net, {model} at TP {tp}: {sum(map(abs, off)) / len(off):.2f} points of time saved"
-
-    trainings: dict[int, list[float]] = {}
-    for tp, wiring, measured, points in training_benchmarks.caat_points():
-        yield f"CAAT-Net's training, TP {tp}, {wiring}: {measured:.1f} points saved, predicted {points:.1f}"
-        trainings.setdefault(tp, []).append(abs(points - measured))
-    means = {tp: sum(off) / len(off) for tp, off in trainings.items()}
-    by_tp = ", ".join(f"TP {tp} {mean:.1f}" for tp, mean in means.items())
-    yield f"CAAT-Net's training: {sum(means.values()) / len(means):.1f} points; {by_tp}"
+        print(f"text on {model} left out: {mean_absolute(text_left_out(model)):.1f}")
+    _print_caat()
     for tp in (4, 8):
-        said = " to ".join(f"{100 * training_benchmarks.ladder_speedup(tp, each) - 100:.1f}" for each in (4, 1))
-        yield f"Ladder's training of the 8B, TP {tp}, 4 sequences to 1: 5 to 7 % published, predicted {said}"
+        said = " to ".join(f"{100 * training_speedup(tp, sequences) - 100:.1f}" for sequences in (4, 1))
+        print(f"Ladder's training of the 8B, TP {tp}, 4 sequences to 1: 5 to 7 % published, predicted {said}")
 
 
-def _by_wiring(name: str, rows: Sequence[Off]) -> Iterator[str]:
-    for (nvlink, wiring), off in by_link_and_wiring(rows).items():
-        where = "NVLink" if nvlink else "no P2P"
-        bias = mean([each.points for each in off])[-1]
-        yield f"{name}: {where}, {wiring}, {len(off)} runs: {_parts(mean_absolute(off))} (bias {bias:+.1f})"
+def _print_wirings(name: str, off: Points) -> None:
+    for of_what, points in by_wiring(off):
+        print(f"{name}: {of_what}, {len(points)} runs: {_parts(mean_absolute(points))}", flush=True)
 
 
-def _parts(points: Points) -> str:
-    names = PARTS if len(points) == len(PARTS) else PARTS[-1:]
-    return ", ".join(f"{name} {point:.1f}" for name, point in zip(names, points, strict=True))
+def _print_caat() -> None:
+    print(f"CAAT-Net by gpt-fast on H100: {caat_benchmark.saved_by_gpt_fast():.1f} points of time saved")
+    print(f"the same with flash attention: {caat_benchmark.saved_by_gpt_fast(score_passes=0.0):.1f}")
+    for model, tp in dict.fromkeys((run.model, run.tp) for run in caat_benchmark.published()):
+        off = mean_absolute(caat_benchmark.points(model, tp))
+        print(f"CAAT-Net, {model} at TP {tp}: {off:.2f} points of time saved")
+    trainings = np.array([(tp, predicted - measured) for tp, _, measured, predicted in caat_benchmark.trainings()])
+    print(f"CAAT-Net's training: {mean_absolute(trainings[:, 1]):.1f} points of time saved")
+    for tp in np.unique(trainings[:, 0]):
+        off = trainings[trainings[:, 0] == tp, 1]
+        print(f"  at TP {tp:.0f}: {mean_absolute(off):.1f}, on average {np.mean(off):+.1f}")
+
+
+def _parts(points: np.ndarray) -> str:
+    return "prefill {:.1f}, decoding {:.1f}, both {:.1f}".format(*points)
 
 
 if __name__ == "__main__":
-    for line in _lines():
-        print(line, flush=True)
+    main()

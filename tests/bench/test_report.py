@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rewired.bench.report import markdown, print_report, tables, verdicts
+from rewired.bench.report import markdown, print_report, tables
 from rewired.bench.results import Cell, to_json
 from tests.bench.test_results import REQUEST, SAMPLES, SENT
 
@@ -59,13 +59,6 @@ def test_the_tables() -> None:
     assert ladder == ["ladder", "1,250", "75%", "38%", "0%", "100", "100%", "50%", "0%"]
     assert all_reduces.headings == ["bytes", "loopback, 2 ranks", "1gbit, 2 ranks"]
     assert list(all_reduces.rows) == [["4,096", "100", "200"], ["16,384", "100", "200"]]
-
-
-def test_the_verdict_on_our_tensor_parallelism() -> None:
-    assert (
-        verdicts(RESULTS)[0]
-        == "standard over transformers' own tensor parallelism, prefill: 1.00, inconclusive in 2 of 2"
-    )
 
 
 def test_a_speedup_that_rounds_leave_open_is_not_ranked() -> None:

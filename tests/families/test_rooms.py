@@ -92,7 +92,7 @@ def test_it_generates_what_transformers_does(dense: Path, tmp_path: Path) -> Non
 def test_its_wirings_are_planned(dense: Path) -> None:
     ranking = make_ranking(PlanRequest(str(dense), gpus=2, prompt=32, new=8, batches=(1,)))
     assert {row.candidate.name for row in ranking.rows} >= {"standard", "none", "ladder@0-4"}
-    assert all(row.ttft > 0 for row in ranking.rows)
+    assert all(row.ttft_seconds > 0 for row in ranking.rows)
 
 
 def test_its_models_are_benched_on_one_set_of_weights(dense: Path) -> None:

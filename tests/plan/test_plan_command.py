@@ -277,7 +277,6 @@ BAD = {
     "hardware": ([*TINY, "--hardware", "h1"], "There is no hardware 'h1'"),
     "library": ([*TINY, "--library", "gloo"], "There is no library 'gloo'"),
     "shape": (["llama-9-1b"], "There is no folder 'llama-9-1b'"),
-    "no model": ([], "Say which MODEL to plan for"),
     "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),

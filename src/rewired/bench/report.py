@@ -11,7 +11,6 @@ from rewired.tables import markdown as markdown_table
 from rewired.tables import new_table
 
 from .contenders import NONE, STANDARD, STOCK
-from .request import VLLM
 from .results import GENERATION
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL, PREFILL_COMPILED, TRAINING
 
@@ -56,22 +55,6 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table]:
         yield _all_reduces(results["all_reduce"])
 
 
-def verdicts(results: Mapping[str, Any]) -> list[str]:
-    """What the tables say of our own tensor parallelism: standard against stock, over all cells."""
-    lines = []
-    own = "vLLM's own model" if results["request"]["engine"] == VLLM else "transformers' own tensor parallelism"
-    for measure in MEASURES:
-        rows = [
-            row for row in results["rows"] if row["wiring"] == STANDARD and STOCK in row["speedup"].get(measure, {})
-        ]
-        if speedups := [row["speedup"][measure][STOCK] for row in rows]:
-            span = dict.fromkeys(f"{speedup:.2f}" for speedup in (min(speedups), max(speedups)))
-            unclear = sum(is_open(row, measure, STOCK) for row in rows)
-            rest = f", inconclusive in {unclear} of {len(rows)}" if unclear else ""
-            lines.append(f"standard over {own}, {_TITLES[measure]}: {' to '.join(span)}{rest}")
-    return lines
-
-
 def markdown(results: Mapping[str, Any]) -> str:
     """The text of report.md."""
     request, machine = results["request"], results["environment"]
@@ -82,9 +65,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"{results['rows'][0]['layers']} layers, {request['dtype']}, {_tokens(request)}, {request['rounds']} rounds. "
         f"{READING}",
         *(f"{table.title}:\n\n{markdown_table(table.headings, table.rows)}".rstrip() for table in tables(results)),
-        "\n".join(f"- {line}" for line in verdicts(results)),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _tokens(request: Mapping[str, Any]) -> str:
@@ -103,8 +85,7 @@ def print_report(results: Mapping[str, Any]) -> None:
         for row in each.rows:
             grid.add_row(*row)
         console.print(grid)
-    for line in [*verdicts(results), READING]:
-        console.print(line, soft_wrap=True, highlight=False)
+    console.print(READING, soft_wrap=True, highlight=False)
 
 
 def _cell_table(title: str, rows: Sequence[Row]) -> Table:
@@ -127,7 +108,7 @@ def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
         cells.append(_ratio(row, GENERATION))
     if hides:
         is_end = row["wiring"] in (STOCK, STANDARD, NONE)
-        said = {name: share for name, share in row["hidden"].items() if not (is_end or is_open(row, name))}
+        said = {name: share for name, share in row["hidden"].items() if not (is_end or _is_open(row, name))}
         cells += [f"{said[name]:.0%}" if name in said else "" for name in measures]
     if TRAINING in measures:
         cells.append(f"{row['waits'][TRAINING]:.0%}" if row["waits"] else "")
@@ -135,12 +116,12 @@ def _cells(row: Row, measures: Sequence[str], hides: bool) -> list[str]:
 
 
 def _ratio(row: Row, measure: str) -> str:
-    return _OPEN if is_open(row, measure) else f"{row['speedup'][measure][STANDARD]:.2f}"
+    return _OPEN if _is_open(row, measure) else f"{row['speedup'][measure][STANDARD]:.2f}"
 
 
-def is_open(row: Row, measure: str, baseline: str = STANDARD) -> bool:
-    """Whether the rounds leave it open which of both is faster."""
-    low, high = row["speedup_range"][measure][baseline]
+def _is_open(row: Row, measure: str) -> bool:
+    """Whether the rounds leave it open which is faster, it or standard."""
+    low, high = row["speedup_range"][measure][STANDARD]
     return bool(low < 1 < high)
 
 

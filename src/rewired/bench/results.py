@@ -20,7 +20,6 @@ from .contenders import NONE, STANDARD, STOCK
 from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL, PREFILL_COMPILED, TRAINING
 
-FORMAT = 1
 GENERATION = "generation"
 _NOTICEABLE = 0.05  # of a time; a share of less says nothing
 Samples = Mapping[str, Sequence[float]]  # seconds of a prefill, a token or a step, by measure; one for each round
@@ -86,7 +85,7 @@ def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: M
     }
     common = {"model": request.model, "layers": layers, "prompt": request.prompt, "new": request.new}
     return {
-        "format": FORMAT,
+        "format": 1,
         **header,
         "request": asdict(request),
         "link": request.link,
@@ -152,13 +151,8 @@ def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchReq
     found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
     for measure in dict.fromkeys((*samples, _whole(samples))):
         own = _seconds(samples, measure, request)
-        ratios = {
-            baseline: [
-                base / each for base, each in zip(_seconds(of_all[baseline], measure, request), own, strict=True)
-            ]
-            for baseline in (STANDARD, STOCK)
-            if baseline in of_all
-        }
+        bases = {baseline: _seconds(of_all[baseline], measure, request) for baseline in (STANDARD, STOCK)}
+        ratios = {name: [base / each for base, each in zip(bases[name], own, strict=True)] for name in bases}
         found["speedup"][measure] = {baseline: median(each) for baseline, each in ratios.items()}
         found["speedup_range"][measure] = {baseline: median_range(each) for baseline, each in ratios.items()}
     return found
@@ -178,7 +172,7 @@ def _hidden(samples: Samples, contenders: Mapping[str, Samples]) -> dict[str, fl
     Left out where standard is not certainly slower than none, so that there may be nothing to hide.
     """
     shares = {}
-    if NONE in contenders and STANDARD in contenders:
+    if NONE in contenders:
         for measure in samples:
             each_of = contenders[STANDARD][measure], samples[measure], contenders[NONE][measure]
             standard, own, none = map(median, each_of)

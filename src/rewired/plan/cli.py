@@ -22,8 +22,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def _plan(
     model: Annotated[
-        str | None, typer.Argument(help="A shape (llama-3.1-70b, llama-3.2-1b, tiny, ...), a folder or a hub id.")
-    ] = None,
+        str, typer.Argument(help="A shape (llama-3.1-70b, llama-3.2-1b, tiny, ...), a folder or a hub id.")
+    ],
     gpus: Annotated[str, typer.Option(metavar="N", help="How many GPUs: 8, or 2x8 for two nodes of eight.")] = "8",
     hardware: Annotated[
         str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
@@ -80,8 +80,6 @@ def _plan(
     ```
     """
     with report_errors("rewired plan"):
-        if model is None:
-            raise ValueError("Say which MODEL to plan for: llama-3.1-70b, a checkpoint's folder, or a hub id.")
         nodes, gpus_per_node = _gpus(gpus)
         if goal == "train":
             for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
@@ -151,9 +149,10 @@ def _train(
     texts = None if wirings is None else parse_wirings(wirings)
     steps = price_steps(shape, hardware, grid, sequences[0], tokens, texts) if grid else []
     if as_json:
-        print(json.dumps(to_json(plan, nodes, gpus_per_node) | {"wirings": steps_json(steps)}, indent=2))
+        print(json.dumps(to_json(plan) | {"wirings": steps_json(steps)}, indent=2))
         return
-    print_grids(plan, model, sheet, nodes, gpus_per_node, sequences[0], tokens, explain)
+    step, gpus = f"a step of {sequences[0]} x {tokens} tokens", f"{nodes}x{gpus_per_node} {sheet.title}"
+    print_grids(plan, f"{model}, {step} on {gpus}, milliseconds", explain)
     if grid:
         print_steps(steps, grid)
 

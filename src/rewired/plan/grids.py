@@ -105,6 +105,7 @@ class Grid:
         return sum(term.seconds for term in self.terms)
 
     def command(self, nodes: int, gpus_per_node: int) -> str:
+        """The launch line of a training."""
         launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} -m rewired.adapt RECIPE"
         sizes = {"tp_size": self.tp_size, "fsdp_size": self.fsdp, "dp_replicate_size": self.replicate}
         return " ".join([launch, *(f"--{name} {size}" for name, size in sizes.items() if str(size) != "1")])
@@ -114,6 +115,7 @@ class Grid:
 class GridPlan:
     grids: list[Grid]  # best first
     left_out: list[str]  # sentences
+    commands: list[str]  # of the best
 
 
 def plan_grids(shape: Shape, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int) -> GridPlan:
@@ -125,25 +127,20 @@ def plan_grids(shape: Shape, sheet: Hardware, nodes: int, gpus_per_node: int, ba
     for sizes in _grids(nodes * gpus_per_node):
         grid = price(shape, sheet, gpus_per_node, sizes, batch, tokens)
         name = f"tp {grid.tp_size} x fsdp {grid.fsdp} x replicate {grid.replicate}"
-        if refusal := _refusal(shape, grid, batch):
+        if refusal := _refusal(shape, sheet, grid, batch):
             left_out.append(f"{name}: {refusal}")
-            continue
-        if grid.memory > sheet.memory * _USABLE:
-            left_out.append(f"{name}: needs {grid.memory / 1e9:.0f} GB a GPU of {sheet.memory / 1e9:.0f}.")
-            continue
-        fitting.append(grid)
+        else:
+            fitting.append(grid)
     if not fitting:
         raise ValueError(f"No grid of {nodes}x{gpus_per_node} {sheet.title} fits; the last one, {left_out[-1]}")
-    return GridPlan(sorted(fitting, key=lambda grid: grid.communication), left_out)
+    fitting.sort(key=lambda grid: grid.communication)
+    return GridPlan(fitting, left_out, [grid.command(nodes, gpus_per_node) for grid in fitting[:3]])
 
 
-def print_grids(
-    plan: GridPlan, model: str, sheet: Hardware, nodes: int, gpus_per_node: int, batch: int, tokens: int, explain: bool
-) -> None:
+def print_grids(plan: GridPlan, title: str, explain: bool) -> None:
     from rich.console import Console
 
     console = Console(markup=False)
-    title = f"{model}, a step of {batch} x {tokens} tokens on {nodes}x{gpus_per_node} {sheet.title}, milliseconds"
     sizes = ("tp", "fsdp", "replicate")
     grid = new_table(title, [*sizes, "all comm.", "activations", "weights", "gradients", "compute", "GB"], words=0)
     for each in plan.grids:
@@ -156,8 +153,8 @@ def print_grids(
     caveat = "Ranked by AxoNN's model, in which no communication runs behind compute; times are no promise."
     for line in [*plan.left_out, caveat, "The best three, to launch:"]:
         console.print(line, soft_wrap=True, highlight=False)
-    for each in plan.grids[:3]:
-        console.print(f"    {each.command(nodes, gpus_per_node)}", soft_wrap=True, highlight=False)
+    for command in plan.commands:
+        console.print(f"    {command}", soft_wrap=True, highlight=False)
 
 
 def _explanation(grid: Grid) -> Any:
@@ -169,7 +166,7 @@ def _explanation(grid: Grid) -> Any:
     return table
 
 
-def to_json(plan: GridPlan, nodes: int, gpus_per_node: int) -> dict[str, Any]:
+def to_json(plan: GridPlan) -> dict[str, Any]:
     """Times in seconds, memory in bytes of one GPU."""
     grids = [
         asdict(grid)
@@ -177,8 +174,7 @@ def to_json(plan: GridPlan, nodes: int, gpus_per_node: int) -> dict[str, Any]:
         | {"terms": [term._asdict() for term in grid.terms]}
         for grid in plan.grids
     ]
-    commands = [grid.command(nodes, gpus_per_node) for grid in plan.grids[:3]]
-    return {"grids": grids, "left_out": plan.left_out, "commands": commands}
+    return {"grids": grids, "left_out": plan.left_out, "commands": plan.commands}
 
 
 def price(
@@ -239,7 +235,7 @@ def _grids(gpus: int) -> Iterator[tuple[int, int, int, int]]:
             yield x, y, fsdp, gpus // (x * y * fsdp)
 
 
-def _refusal(shape: Shape, grid: Grid, batch: int) -> str | None:
+def _refusal(shape: Shape, sheet: Hardware, grid: Grid, batch: int) -> str | None:
     try:
         shape.check_shards(grid.x)
     except ValueError as error:
@@ -247,4 +243,8 @@ def _refusal(shape: Shape, grid: Grid, batch: int) -> str | None:
     if shape.hidden_size % grid.y:
         return f"{grid.y} ranks do not share {shape.hidden_size} channels evenly."
     data_ranks = grid.fsdp * grid.replicate
-    return None if batch % data_ranks == 0 else f"{data_ranks} ranks do not share {count(batch, 'sequence')} evenly."
+    if batch % data_ranks:
+        return f"{data_ranks} ranks do not share {count(batch, 'sequence')} evenly."
+    if grid.memory > sheet.memory * _USABLE:
+        return f"needs {grid.memory / 1e9:.0f} GB a GPU of {sheet.memory / 1e9:.0f}."
+    return None

@@ -65,18 +65,17 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Priced:
-    """A wiring at one batch. Seconds, and bytes of one rank."""
+    """A wiring at one batch. Fields have the names that `--json` gives them."""
 
     candidate: Candidate
     batch: int
-    ttft: float
-    token_time: float
+    ttft_seconds: float
+    token_seconds: float
     tokens_per_second: float  # of all replicas
     speedup: float  # over standard, by the goal
-    low: float
-    high: float
-    exposed: int  # all-reduces that a token waits for
-    waited_bytes: int  # of their messages, a token
+    speedup_range: tuple[float, float]
+    exposed_all_reduces: int  # that a token waits for
+    exposed_bytes: int  # of their messages, of one rank
 
     @property
     def kl(self) -> float:
@@ -142,7 +141,7 @@ class Ranking:
         rows = {(row.candidate.name, row.batch): row for row in self.rows}
         delayed, ladder = map(self._in_all_layers, (DELAYED, "ladder+peek"))
         pairs = [(rows.get((delayed, batch)), rows.get((ladder, batch))) for batch in self.caches]
-        won = [two for two, one in pairs if two and one and two.speedup > one.high]
+        won = [two for two, one in pairs if two and one and two.speedup > one.speedup_range[1]]
         if wins := ", ".join(f"{row.speedup:.2f} at batch {row.batch}" for row in won):
             yield f"{delayed} wins {wins}, beyond the range of {ladder}. Its KL is not measured."
 
@@ -208,10 +207,9 @@ def _price(
                 runs[0].decode.seconds,
                 runs[0].tokens_per_second * (request.gpus // machine.tp),
                 speedup=gains[0],
-                low=min(gains),
-                high=max(gains),
-                exposed=len(waiting),
-                waited_bytes=sum(module.payload_bytes(_ITEM) for module in waiting),
+                speedup_range=(min(gains), max(gains)),
+                exposed_all_reduces=len(waiting),
+                exposed_bytes=sum(module.payload_bytes(_ITEM) for module in waiting),
             )
         )
     return sorted(rows, key=lambda row: (-row.speedup, row.kl))

@@ -65,13 +65,13 @@ def _cells(row: Priced) -> tuple[str, ...]:
     unknown = "not measured" if row.candidate.is_rewired else ""
     return (
         "\n  ".join([row.candidate.name, *row.candidate.gates]),
-        f"{row.ttft * 1e3:.{0 if row.ttft >= 1 else 1}f}",
-        f"{row.token_time * 1e3:.2f}",
+        f"{row.ttft_seconds * 1e3:.{0 if row.ttft_seconds >= 1 else 1}f}",
+        f"{row.token_seconds * 1e3:.2f}",
         f"{row.tokens_per_second:.0f}",
         f"{row.speedup:.3f}",
-        f"{row.low:.2f}-{row.high:.2f}",
-        str(row.exposed),
-        f"{row.waited_bytes / 1024:.0f}",
+        "{:.2f}-{:.2f}".format(*row.speedup_range),
+        str(row.exposed_all_reduces),
+        f"{row.exposed_bytes / 1024:.0f}",
         unknown if row.kl == math.inf else f"{row.kl:.2g}",
     )
 
@@ -118,39 +118,21 @@ def layer_times(plan: Ranking, batch: int) -> dict[str, dict[str, float]]:
 
 def to_json(plan: Ranking) -> dict[str, Any]:
     """Everything in the tables, and more: times in seconds, sizes in bytes."""
-    request = plan.request
+    asked = ("model", "hardware", "library", "weights", "gpus", "prompt", "new", "goal")
     return {
-        "model": request.model,
-        "hardware": request.hardware,
-        "library": request.library,
-        "weights": request.weights,
-        "gpus": request.gpus,
+        **{name: getattr(plan.request, name) for name in asked},
         "tp": plan.machine.tp,
-        "prompt": request.prompt,
-        "new": request.new,
-        "goal": request.goal,
         "weight_bytes": plan.weights,
         "cache_bytes": plan.caches,
         "rows": [_row_json(row) for batch in plan.caches for row in plan.listed(batch)],
         "left_out": plan.left_out,
         "layer_microseconds": {batch: layer_times(plan, batch) for batch in plan.caches},
-        "commands": [convert_command(request.model, each, plan.machine.tp) for each in plan.best()],
+        "commands": [convert_command(plan.request.model, each, plan.machine.tp) for each in plan.best()],
     }
 
 
 def _row_json(row: Priced) -> dict[str, Any]:
-    quality = row.candidate.quality
-    return {
-        "wiring": row.candidate.name,
-        "batch": row.batch,
-        "ttft_seconds": row.ttft,
-        "token_seconds": row.token_time,
-        "tokens_per_second": row.tokens_per_second,
-        "speedup": row.speedup,
-        "speedup_range": [row.low, row.high],
-        "exposed_all_reduces": row.exposed,
-        "exposed_bytes": row.waited_bytes,
-        "kl": quality and quality.kl,
-        "kl_source": quality and quality.source,
-        "gates": row.candidate.gates,
-    }
+    facts = {"wiring": row.candidate.name, **vars(row), "gates": row.candidate.gates}
+    facts["kl"], facts["kl_source"] = row.candidate.quality or (None, None)
+    del facts["candidate"]
+    return facts
