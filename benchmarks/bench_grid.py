@@ -42,7 +42,7 @@ SIZES = {
     "vocab_size": 512,
     "hidden_size": 512,
     "intermediate_size": 1376,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
