@@ -170,8 +170,6 @@ def _convert(
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
         with Bars() as bars:
-            from .report import FitTable
-
             done = convert(
                 source,
                 out,
@@ -180,7 +178,7 @@ def _convert(
                 dry_run=dry_run,
                 force=force,
                 on_bytes=partial(bars.show_bytes, "writing weights"),
-                on_layer=FitTable(bars).add,
+                on_layer=lambda layer, layers, fits: bars.show("refit: layer", layer + 1, layers),
                 on_cost=lambda cost: bars.print(cost.note()),
             )
         address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
