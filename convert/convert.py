@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import parse_dtype
+from rewired.checkpoint.dtypes import cast_size, parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
-from rewired.checkpoint.kv_heads import copies_in
+from rewired.checkpoint.kv_heads import with_copies, write_with_copies
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
@@ -28,7 +28,6 @@ from rewired.sources import Source, find_source
 from . import destination
 from .changed_weights import check_basis, check_gains
 from .job import Job, OnBytes
-from .kv_heads import merge_kv_heads, repeat_kv_heads
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
@@ -80,13 +79,11 @@ def convert(
         notes = [*plan.notes, *plan.by_ranks, *notes_on_rotation(plan.rotation), *taken]
         return Conversion(target, replace(plan, notes=notes))
     with destination.staged_folder(target) as staging:
-        checkpoint, merged = Checkpoint.open(origin.fetch(request.dtype)), list[str]()
+        checkpoint = Checkpoint.open(origin.fetch(request.dtype))
         tensors = _checked_tensors(checkpoint, plan, request.retrain)
         job = Job(origin, checkpoint, checkpoint, tensors, plan, request, target, staging, on_bytes)
         if plan.kv_copies > 1:
-            job = repeat_kv_heads(job)
-        elif request.to_stock and copies_in(job.weights) > 1:
-            job, merged = merge_kv_heads(job)
+            job = _with_kv_copies(job)
         if plan.rotation:
             job = rotate(job)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
@@ -95,7 +92,6 @@ def convert(
             config = record(outcome, job, config, revision)
         notes = [
             *plan.notes,
-            *merged,
             *_notes_on_weights(job),
             *notes_on_rotation(config.get(RECORD)),
             *notes_on_fits(config),
@@ -138,6 +134,14 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan, retrain: bool) -> dict[
     if plan.rotation:
         check_basis(checkpoint, gains)
     return tensors
+
+
+def _with_kv_copies(job: Job) -> Job:
+    """`job` with each KV head as often as its plan says."""
+    copies, needed = job.plan.kv_copies, job.plan.kv_copies * cast_size(job.tensors.values(), None)
+    return replace(job, checkpoint=with_copies(job.checkpoint, copies)).with_weights(
+        "kv-heads", needed, lambda folder: write_with_copies(job.weights, copies, folder, job.on_bytes)
+    )
 
 
 def _config(job: Job) -> dict[str, Any]:
