@@ -66,8 +66,6 @@ class _ConvertCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[str] = []
         for argument, following in zip_longest(args, args[1:], fillvalue="-"):
-            if argument in ("--parallel-layers", "--desync-layers", "--partial-layers", "--payload"):
-                raise ValueError(f"convert: instead of {argument} give --wiring, such as desync-2x+int8@16-32.")
             given.append(argument)
             if argument in ("--refit", "--calibrate") and following.startswith("-"):
                 given.append(MIX)

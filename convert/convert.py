@@ -20,7 +20,6 @@ from rewired.checkpoint.kv_heads import with_copies, write_with_copies
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
-from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
@@ -36,6 +35,8 @@ from .write import write
 
 if TYPE_CHECKING:
     from rewired.refit.run import RefitResult
+
+_NOTE_ON_GGUF = "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def convert(
             config = record(outcome, job, config, revision)
         notes = [
             *plan.notes,
-            *_notes_on_weights(job),
+            *([_NOTE_ON_GGUF] if origin.is_gguf else []),
             *notes_on_rotation(config.get(RECORD)),
             *notes_on_fits(config),
         ]
@@ -155,17 +156,3 @@ def _config(job: Job) -> dict[str, Any]:
     if job.request.to_stock:
         return stock_config(config)
     return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)
-
-
-def _notes_on_weights(job: Job) -> list[str]:
-    notes = []
-    if job.source.is_gguf:
-        notes.append(
-            "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
-        )
-    if unread := job.checkpoint.unexpected(job.tensors):
-        notes.append(
-            f"No model of this config reads {count(len(unread), 'tensor')} of the source, which came along: {unread[0]}"
-            + (", ..." if len(unread) > 1 else "")
-        )
-    return notes

@@ -163,10 +163,6 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: corrupt_header(f, lambda h: h.update(__metadata__={"format": 1})),
         "JSON in header",
     ),
-    "more layers than any model": (
-        lambda f: edit_json(f / "config.json", num_hidden_layers=10**8),
-        "num_hidden_layers 100000000",
-    ),
     "a wiring that is none": (
         lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2"}]),
         "needs 'layers' and 'preset'",
@@ -194,10 +190,6 @@ BAD_REQUESTS = {
     ),
     "more last layers than there are": (["source", "--ladder-layers", "-7"], "lie beyond the model"),
     "no range": (["source", "--ladder-layers", "upper"], "is not a range of layers"),
-    "a flag that --wiring stands for": (
-        ["source", "--desync-layers", "2-4"],
-        "instead of --desync-layers give --wiring",
-    ),
     "a bare dash": (["source", "--ladder-layers", "-"], "is not a range of layers"),
     "an unknown module": (["source", "--ladder-layers", "2-4:norm"], "is not a range of layers"),
     "a layer twice": (["source", "--ladder-layers", "2-4", "--wiring", "desync@3-5"], "Layer 3 is named twice"),

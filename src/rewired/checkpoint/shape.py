@@ -15,8 +15,6 @@ from rewired.model.wiring import Wiring
 
 from .records import switch
 
-_MOST_LAYERS = 10_000  # a broken number must not fill the memory
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -42,7 +40,7 @@ class Shape:
             family=family,
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
-            num_hidden_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
+            num_hidden_layers=_size(config, "num_hidden_layers"),
             intermediate_size=_size(config, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
@@ -144,13 +142,11 @@ def family_in(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None, most: int | None = None) -> int:
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or value < 1:
         raise ValueError(f"config.json has {name} {value!r}: it must be a positive integer.")
-    if most is not None and value > most:
-        raise ValueError(f"config.json has {name} {value}, more than any model's: it may be at most {most}.")
     return value
 
 
