@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from rewired.quantities import size
@@ -14,7 +14,8 @@ from rewired.quantities import size
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
     """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
-    check_keeps_source(out, source)
+    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
     if not (out.exists() or out.is_symlink()):
         return
     if not force:
@@ -22,12 +23,6 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
     is_checkpoint = out.is_dir() and not out.is_symlink() and ((out / "config.json").exists() or not any(out.iterdir()))
     if not is_checkpoint:
         raise ValueError(f"{out} is not a checkpoint folder, and --force replaces nothing else: choose another name.")
-
-
-def check_keeps_source(out: Path, source: Path | None) -> None:
-    """Raise ValueError if `out` is or holds the source."""
-    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
-        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -56,7 +51,6 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
     What a killed run left behind is removed first. Raises ValueError if another process is writing `out`.
     """
-    missing_parents = [folder for folder in out.absolute().parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     staging, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
     if staging.is_symlink():
@@ -65,8 +59,6 @@ def staged_folder(out: Path) -> Iterator[Path]:
     lock = os.open(staging, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_still(lock, staging):
-            raise BlockingIOError
         for leftover in staging.iterdir():
             _remove(leftover)
         yield staging
@@ -75,9 +67,6 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise ValueError(f"Another conversion is writing {out}: wait for it, or choose another name.") from None
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
-        with suppress(OSError):  # somebody else may have put something there
-            for folder in missing_parents:
-                folder.rmdir()
         raise
     finally:
         os.close(lock)
@@ -99,14 +88,6 @@ def _swap(staging: Path, out: Path, replaced: Path) -> None:
     else:
         staging.rename(out)
     _remove(replaced)
-
-
-def _is_still(handle: int, folder: Path) -> bool:
-    """Whether the folder that was opened as `handle` is the one of that name: another run may have moved it."""
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _remove(path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
+from rewired.checkpoint.checkpoint import INDEX, SINGLE, inside
 from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
@@ -94,11 +93,12 @@ def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:
     _place(unchanged, staging, copy, on_part)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
-        _gather(new, _free(staging / _NEW))
+        gathered = {name: read_tensor(path, name) for name, path in new.items()}
+        save_tensors(gathered, _free(staging / _NEW), {"format": "pt"})
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
     if new or (job.weights.folder / INDEX).is_file():
-        _write_index(job.weights, staging, is_same=not (new or dtype or lost))
+        write_index(staging, job.weights.folder)
 
 
 def _can_link(source: Path, folder: Path) -> bool:
@@ -155,17 +155,3 @@ def _rewrite(
         if tensors:
             save_like(path, tensors, folder)
         on_bytes(path.stat().st_size)
-
-
-def _gather(tensors: Mapping[str, Path], target: Path) -> None:
-    save_tensors({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
-
-
-def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
-    """The source's index if nothing changed and transformers can read it, else a new one of the files in `staging`."""
-    old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
-    metadata = old.get("metadata")
-    if is_same and isinstance(metadata, dict):
-        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
-    else:
-        write_index(staging, metadata if isinstance(metadata, dict) else {})

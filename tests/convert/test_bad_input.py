@@ -235,11 +235,6 @@ def assert_refused(folder: Path, arguments: list[str], sentence: str) -> None:
     assert {path.name for path in folder.iterdir()} <= {"source", "taken", "elsewhere.safetensors"}
 
 
-def test_parents_of_out_that_were_made_are_removed_again(tmp_path: Path) -> None:
-    only_pickle(make_llama(tmp_path / "source"))
-    assert_refused(tmp_path, ["source", "a/b/out", "--ladder-layers", "2-4"], "pickled weights")
-
-
 def test_an_unknown_option_is_a_usage_error(tmp_path: Path) -> None:
     done = run("convert", "source", "--lader-layers", "2-4", cwd=tmp_path)
     assert done.returncode == 2
