@@ -6,7 +6,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.checkpoint import parse_json
+import yaml
+
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import parse_wiring
 from rewired.refit.request import RefitRequest, check_fitting
@@ -35,26 +36,17 @@ def regions_in(wiring: str) -> list[dict[str, Any]]:
         if wiring.endswith((".yaml", ".yml", ".json")):
             raise ValueError(f"There is no file {wiring}.")
         return parse_wiring(wiring)
-    content = _parse(Path(wiring))
+    try:
+        content = yaml.safe_load(Path(wiring).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{wiring} is neither YAML nor JSON that can be read ({reason}).") from None
     regions = content.get("wiring") if isinstance(content, dict) else content
     if isinstance(regions, str):
         return parse_wiring(regions)
     if not isinstance(regions, list):
         raise ValueError(f"{wiring} holds no wiring, such as ladder@16-32 or [{{layers: 16-32, preset: ladder}}].")
     return regions
-
-
-def _parse(file: Path) -> Any:
-    """JSON is nearly YAML: of a file that says it is, the errors are those of JSON."""
-    if file.suffix == ".json":
-        return parse_json(file)
-    import yaml
-
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{file} is neither YAML nor JSON that can be read ({reason}).") from None
 
 
 def refit_request(refit: str | None, calibrate: str | None, tokens: int | None) -> RefitRequest | None:

@@ -212,15 +212,10 @@ def gain_names(family: Family, wiring: Wiring) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`. Raises ValueError with its name when it is not one."""
-    value = parse_json(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON that can be read ({error}).") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return value
-
-
-def parse_json(path: Path) -> Any:
-    """Whatever JSON is in `path`. Raises ValueError with its name when there is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON that can be read ({error}).") from None
