@@ -27,10 +27,9 @@ from rewired.tables import new_table
 from rewired.text import MIX
 
 from .convert import Conversion, convert
-from .options import refit_request, regions_of
 from .plan import note_on_shards
 from .refit import notes_on_making
-from .request import Request
+from .request import Request, refit_request, regions_of
 from .rotation import notes_on_rotation
 from .traffic import LayerTable, Traffic
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import cast_size, parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
 from rewired.checkpoint.kv_heads import with_copies, write_with_copies
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
-from rewired.checkpoint.safetensors_header import TensorInfo
+from rewired.checkpoint.safetensors_header import TensorInfo, cast_size
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
@@ -69,8 +68,6 @@ def convert(
     source, the request or the destination is unfit; then nothing is written.
     """
     request = request or Request()
-    if request.dtype is not None:
-        request = replace(request, dtype=parse_dtype(request.dtype))
     origin = find_source(str(source), revision)
     if out and not dry_run:
         destination.check_free(Path(out), origin.folder, force)  # a source's config may have to be fetched

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.checkpoint.rewired_config import wired_config
+from rewired.checkpoint.safetensors_header import cast_size, check_types
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.ranks import choose_device

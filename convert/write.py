@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import INDEX, SINGLE, inside
-from rewired.checkpoint.dtypes import cast_size, needs_cast
 from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
-from rewired.checkpoint.safetensors_header import read_header
+from rewired.checkpoint.safetensors_header import cast_size, needs_cast, read_header
 from rewired.checkpoint.tensors import check_finite, read_tensor, save_like, save_tensors, write_index
 from rewired.model.regions import parse_regions
 from rewired.rotate.request import RECORD

@@ -19,9 +19,8 @@ from rewired.bench.report import READING, tables, verdicts
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import bench
 from rewired.bench.timing import timed
-from rewired.checkpoint.memory import cache_bytes, weight_bytes
 from rewired.checkpoint.named_shapes import named_shapes
-from rewired.checkpoint.shape import Shape
+from rewired.checkpoint.shape import Shape, cache_bytes, weight_bytes
 from rewired.tables import markdown
 
 ITEM = 2  # bytes of a bfloat16

@@ -20,7 +20,7 @@ from rewired.bench.models import SharedWeights, build
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.rewired_config import model_code
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.options import regions_in
+from rewired.convert.request import regions_in
 from rewired.divergence import divergence
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner

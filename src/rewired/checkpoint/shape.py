@@ -1,4 +1,5 @@
-"""The shape of a model, read from its `config.json` without transformers: sizes, tensors, and the wiring it has."""
+"""The shape of a model, read from its `config.json` without transformers: sizes, tensors, memory,
+and the wiring it has."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
 
 from .records import switch
+
+_ITEM = 2  # bytes of a 16-bit number
+USABLE = 0.9  # of a GPU's memory; the rest is for activations and the runtime
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,18 @@ class Shape:
     def most_shards(self) -> int:
         """The most that divide the model; others do where they divide these."""
         return math.gcd(*self.family.divisible(self).values())
+
+
+def weight_bytes(shape: Shape, tp: int, item: float = _ITEM) -> float:
+    """Of one rank. Embeddings are whole on every rank; layers, whose numbers have `item` bytes, and head are shared."""
+    head = 0 if shape.tie_word_embeddings else shape.head_weights
+    layers = item * shape.num_hidden_layers * shape.layer_weights
+    return (layers + _ITEM * head) / tp + _ITEM * shape.head_weights
+
+
+def cache_bytes(shape: Shape, tp: int, tokens: int) -> float:
+    """Of the keys and values of one rank, for so many `tokens` in all sequences."""
+    return 2 * _ITEM * shape.num_hidden_layers * tokens * shape.num_key_value_heads / tp * shape.head_dim
 
 
 def family_in(config: Mapping[str, Any]) -> Family:

@@ -13,8 +13,8 @@ import torch
 
 from rewired.cache import digest
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_config import wired_config
+from rewired.checkpoint.safetensors_header import check_types
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
