@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .safetensors_header import TensorInfo
-
 ENTRY = "quantization_config"
 _FORMATS = {"int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized"}
 _GROUPS = "config_groups"  # of projections, by what they are quantised to, in compressed-tensors' entry
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
-_SCALES = ("weight_scale", "scales")
-# what stands for a weight [out, in] where numbers are packed: its dimension that still counts, and that of the weight
-_PACKED = {"compressed-tensors": ("weight_packed", 0, 0), "gptq": ("qweight", 1, 0), "awq": ("qweight", 0, 1)}
+_METHODS = ("compressed-tensors", *_BITS)
 
 
 def knows_method(config: Mapping[str, Any]) -> bool:
     """Whether a config's weights are quantised by a method that is known here, or not at all."""
     entry = config.get(ENTRY)
-    return not entry or (isinstance(entry, Mapping) and str(entry.get("quant_method")) in _PACKED)
+    return not entry or (isinstance(entry, Mapping) and str(entry.get("quant_method")) in _METHODS)
 
 
 def check_method(config: Mapping[str, Any]) -> None:
@@ -31,7 +27,7 @@ def check_method(config: Mapping[str, Any]) -> None:
     if not knows_method(config):
         raise ValueError(
             f"config.json says that the weights are quantised by {method!r}, which is not known here: convert the "
-            f"original, or quantise it by {', '.join(_PACKED)}."
+            f"original, or quantise it by {', '.join(_METHODS)}."
         )
     if method in _BITS and entry.get("bits") not in _BITS[method]:
         raise ValueError(f"config.json says {method} of {entry.get('bits')!r} bits: it takes {_BITS[method]}.")
@@ -68,21 +64,6 @@ def check_groups(config: Mapping[str, Any], inputs: Mapping[str, int], tp_shards
                     f"{group} weights that share a scale: take fewer shards (--tp-shards), or quantise in groups that "
                     "divide them."
                 )
-
-
-def missing(name: str, shape: tuple[int, ...], tensors: Mapping[str, TensorInfo], method: str) -> str | None:
-    """The tensor that a projection's quantised weight `name`, of `shape`, lacks; None where it is whole."""
-    path = name.removesuffix("weight")
-    packed, dimension, of_weight = _PACKED[method]
-    stored = tensors.get(path + packed)
-    if stored is not None and (len(stored.shape) < 2 or stored.shape[dimension] != shape[of_weight]):
-        return f"{path}{packed} of {shape[of_weight]} {'rows' if dimension == 0 else 'columns'}"
-    if stored is None and (name not in tensors or tensors[name].shape != shape):
-        return path + packed
-    is_plain = stored is None and tensors[name].dtype.startswith(("F32", "F16", "BF16"))
-    if is_plain or any(path + scale in tensors for scale in _SCALES):
-        return None
-    return path + next(scale for scale in _SCALES if (scale == "weight_scale") == (packed == "weight_packed"))
 
 
 def _group_sizes(config: Mapping[str, Any]) -> Iterator[int]:
