@@ -13,8 +13,6 @@ from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, 
 from rewired.checkpoint.rewired_config import write_code
 from rewired.checkpoint.safetensors_header import cast_size, needs_cast, read_header
 from rewired.checkpoint.tensors import check_finite, read_tensor, save_like, save_tensors, write_index
-from rewired.model.regions import parse_regions
-from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import model_card
@@ -37,18 +35,7 @@ def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Map
     dropped = {"config.json": of_config, **_copy_companions(folder, staging)}
     notes = [*notes, *note_on_dropped(dropped)]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    card = model_card(
-        job.out,
-        job.source.base_model,
-        folder,
-        job.plan.table,
-        notes,
-        job.request.command,
-        is_stock=job.request.to_stock,
-        is_rotated=RECORD in config,
-        refitted=_refitted(config),
-    )
-    (staging / "README.md").write_text(card, encoding="utf-8")
+    (staging / "README.md").write_text(model_card(job, config, notes), encoding="utf-8")
     if not job.request.to_stock:
         write_code(job.checkpoint.shape.family, staging)
     return notes
@@ -62,13 +49,6 @@ def _copy_companions(source: Path, target: Path) -> dict[str, Dropped]:
         (target / name).parent.mkdir(exist_ok=True)
         dropped[name] = copy_without_foreign_code(inside(source, name), target / name)
     return dropped
-
-
-def _refitted(config: Mapping[str, Any]) -> str:
-    """The layers whose weights were fitted to what they read."""
-    entries = config.get("refit", {}).get("wiring", [])
-    regions = parse_regions(entries, config["num_hidden_layers"])
-    return ", ".join(region.layers for region in regions if not region.is_dense)
 
 
 def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:

@@ -35,7 +35,8 @@ from tests.evaluate.world import tokenizer
 from .modeling_rewired_toy import RewiredToyConfig, RewiredToyForCausalLM, ToyConfig, ToyForCausalLM
 from .toy_family import TOY
 
-families.register(TOY)
+families.FAMILIES[TOY.model_type] = TOY
+families.register_classes(TOY)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 259,
