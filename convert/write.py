@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewired.checkpoint.checkpoint import INDEX, SINGLE, inside
-from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
+from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
 from rewired.checkpoint.safetensors_header import cast_size, needs_cast, read_header
 from rewired.checkpoint.tensors import check_finite, read_tensor, save_like, save_tensors, write_index
@@ -21,7 +22,6 @@ from .job import Job
 
 # a single file cannot have an index beside it: transformers would not look at the index
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
-_CHUNK = 16 << 20  # bytes copied at a time
 
 
 def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Mapping[str, Path]) -> list[str]:
@@ -32,8 +32,10 @@ def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Map
     _write_weights(job, fitted)
     folder, staging = job.checkpoint.folder, job.staging
     _, of_config = without_foreign_code((folder / "config.json").read_text(encoding="utf-8"))
-    dropped = {"config.json": of_config, **_copy_companions(folder, staging)}
-    notes = [*notes, *note_on_dropped(dropped)]
+    foreign = {"config.json": of_config, **_copy_companions(folder, staging)}
+    if entries := [f"{entry} of {file}" for file, found in foreign.items() for entry in found]:
+        code = "The source's own code does not come along, and what points to it was dropped"
+        notes = [*notes, f"{code}: {'; '.join(entries)}."]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (staging / "README.md").write_text(model_card(job, config, notes), encoding="utf-8")
     if not job.request.to_stock:
@@ -41,14 +43,14 @@ def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Map
     return notes
 
 
-def _copy_companions(source: Path, target: Path) -> dict[str, Dropped]:
-    """Copy the small files that go along, such as tokenizer and licence; returns what was dropped of each."""
+def _copy_companions(source: Path, target: Path) -> dict[str, list[str]]:
+    """Copy the small files that go along, such as tokenizer and licence; returns what pointed to code in each."""
     paths = {path for pattern in COMPANION_FILES for path in source.glob(pattern) if path.is_file()}
-    dropped = dict[str, Dropped]()
+    foreign = dict[str, list[str]]()
     for name in sorted(str(path.relative_to(source)) for path in paths):
         (target / name).parent.mkdir(exist_ok=True)
-        dropped[name] = copy_without_foreign_code(inside(source, name), target / name)
-    return dropped
+        foreign[name] = copy_without_foreign_code(inside(source, name), target / name)
+    return foreign
 
 
 def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:
@@ -91,16 +93,14 @@ def _can_link(source: Path, folder: Path) -> bool:
 
 
 def _place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
-    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
+    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every file copied."""
     for file in files:
         source, target = file.resolve(), folder / file.name
-        if not copy:
+        if copy:
+            shutil.copyfile(source, target)
+            on_bytes(source.stat().st_size)
+        else:
             os.link(source, target)
-            continue
-        with source.open("rb") as reader, target.open("wb") as writer:
-            while chunk := reader.read(_CHUNK):
-                writer.write(chunk)
-                on_bytes(len(chunk))
 
 
 def _free(path: Path) -> Path:

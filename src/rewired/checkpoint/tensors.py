@@ -60,7 +60,8 @@ def write_index(folder: Path, source: Path) -> None:
         "metadata": {**metadata, "total_size": sum(info.size for info in tensors.values())},
         "weight_map": {name: info.file for name, info in tensors.items()},
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")  # as transformers does
+    # in transformers' order
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def rewrite(
