@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rewired.cache import discard
 from rewired.quantities import size
 
 
@@ -60,7 +61,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for leftover in staging.iterdir():
-            _remove(leftover)
+            discard(leftover)
         yield staging
         _swap(staging, out, replaced)
     except BlockingIOError:
@@ -78,7 +79,7 @@ def _swap(staging: Path, out: Path, replaced: Path) -> None:
     What a killed run moved to `replaced` is kept until the new checkpoint is in its place.
     """
     if out.exists():
-        _remove(replaced)
+        discard(replaced)
         out.rename(replaced)
         try:
             staging.rename(out)
@@ -87,11 +88,4 @@ def _swap(staging: Path, out: Path, replaced: Path) -> None:
             raise
     else:
         staging.rename(out)
-    _remove(replaced)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    discard(replaced)

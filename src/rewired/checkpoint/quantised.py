@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 ENTRY = "quantization_config"
@@ -56,7 +56,9 @@ def check_groups(config: Mapping[str, Any], inputs: Mapping[str, int], tp_shards
 
     `inputs` are the numbers of inputs of the projections whose columns shards share out, by name.
     """
-    for group in _group_sizes(config):
+    entry = config.get(ENTRY) or {}
+    of_groups = (group["weights"].get("group_size") for group in entry.get(_GROUPS, {}).values())
+    for group in (each for each in (entry.get("group_size"), *of_groups) if type(each) is int and each > 0):
         for name, size in inputs.items():
             if size // tp_shards % group:
                 raise ValueError(
@@ -64,15 +66,6 @@ def check_groups(config: Mapping[str, Any], inputs: Mapping[str, int], tp_shards
                     f"{group} weights that share a scale: take fewer shards (--tp-shards), or quantise in groups that "
                     "divide them."
                 )
-
-
-def _group_sizes(config: Mapping[str, Any]) -> Iterator[int]:
-    entry = config.get(ENTRY) or {}
-    sizes = [
-        entry.get("group_size"),
-        *(group["weights"].get("group_size") for group in entry.get(_GROUPS, {}).values()),
-    ]
-    return (size for size in sizes if type(size) is int and size > 0)
 
 
 def _scheme(weights: Mapping[str, Any], activations: Any = None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rewired.cache import digest
+from rewired.cache import digest, discard
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.checkpoint.shape import family_in
 from rewired.divergence import Divergence
@@ -27,7 +27,7 @@ from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
 from .sweep import BrokenWeightsError, Sweep
-from .weights import Finished, Weights, discard
+from .weights import Finished, Weights
 
 ALGORITHM_VERSION = 8  # increase it when the same text gives other weights: then no older run is continued
 

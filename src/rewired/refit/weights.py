@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rewired.cache import discard
 from rewired.checkpoint.tensors import save_tensors
 from rewired.families import classes
 from rewired.model.configuration import RewiredConfig
@@ -148,11 +148,3 @@ class Finished:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"layer-{index:05d}.safetensors"
-
-
-def discard(folder: Path) -> None:
-    """Remove what a refit left there."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
