@@ -19,13 +19,14 @@ from rewired.checkpoint.kv_heads import with_copies, write_with_copies
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo, cast_size
+from rewired.checkpoint.tensors import OnBytes
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
 
 from . import destination
 from .changed_weights import check_basis, check_gains
-from .job import Job, OnBytes
+from .job import Job
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name

@@ -20,8 +20,8 @@ class Hardware:
     gpus_per_node: int
     link_bandwidth: float  # within a node, in one direction
     network_bandwidth: float  # between nodes, in one direction
-    measured: str | None  # its name in plan's collectives.csv
-    device: str | None  # the GPU's name in CUDA
+    measured: str | None = None  # its name in plan's collectives.csv
+    device: str | None = None  # the GPU's name in CUDA
 
 
 def names() -> list[str]:
@@ -36,7 +36,6 @@ def load(name: str) -> Hardware:
         raise ValueError(f"There is no hardware '{name}': choose one of {', '.join(names())}.")
     sheet = tomllib.loads((files("rewired") / "hardware" / f"{name}.toml").read_text("utf-8"))
     link, network = sheet.pop("link"), sheet.pop("network")
-    sheet = {"measured": None, "device": None} | sheet
     return Hardware(name, link_bandwidth=link["bandwidth"], network_bandwidth=network["bandwidth"], **sheet)
 
 
