@@ -67,15 +67,11 @@ class RefitResult:
             return []
         sentences = []
         for name, part in (("what modules read", "input"), ("what they add", "output")):
-            errors = [getattr(fit, part) for fit in self.fits]
-            counts = Counter(ridge for error in errors if error for ridge in error.ridges)
-            chosen = sorted((ridge, times) for ridge, times in counts.items() if ridge is not None)
-            sentences.append(
-                f"for {name} "
-                + ", ".join([f"{ridge:g} ({count(times, 'time')})" for ridge, times in chosen] or ["none"])
-            )
-            if counts[None]:
-                sentences[-1] += f", and {count(counts[None], 'fit')} dropped"
+            ridges = [ridge for fit in self.fits if (errors := getattr(fit, part)) for ridge in errors.ridges]
+            counts, dropped = Counter(ridge for ridge in ridges if ridge is not None), ridges.count(None)
+            chosen = ", ".join(f"{ridge:g} ({count(times, 'time')})" for ridge, times in sorted(counts.items()))
+            rest = f", and {count(dropped, 'fit')} dropped" if dropped else ""
+            sentences.append(f"for {name} {chosen or 'none'}{rest}")
         return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(sentences)}."]
 
     def _placements(self) -> list[str]:
