@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .job import Job
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
 
 
-def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Mapping[str, Path]) -> list[str]:
+def write(job: Job, config: Mapping[str, Any], notes: list[str], fitted: Mapping[str, Path]) -> list[str]:
     """Write all that belongs into the output; tensors that were `fitted` come from the files named there.
 
     Returns the notes of the model card: `notes`, and one on code that did not come along.

