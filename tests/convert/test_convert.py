@@ -183,7 +183,7 @@ def test_a_dry_run_checks_everything_and_writes_nothing(source: Path) -> None:
     assert snapshot(source.parent) == before
 
 
-@pytest.mark.parametrize("dtype, expected", [("bf16", torch.bfloat16), ("float16", torch.float16)])
+@pytest.mark.parametrize("dtype, expected", [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_dtype_casts_the_weights(dtype: str, expected: torch.dtype, source: Path) -> None:
     done = run("convert", "tiny-llama", "out", "--ladder-layers", "2-4", "--dtype", dtype, cwd=source.parent)
     assert done.returncode == 0, done.stderr
