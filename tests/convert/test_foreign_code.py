@@ -129,7 +129,7 @@ def test_a_tokenizer_loads_without_our_code_and_nobody_is_asked(laden: Path, tmp
 def test_a_tokenizer_that_takes_its_own_code_is_refused(laden: Path, tmp_path: Path) -> None:
     edit_json(laden / "tokenizer_config.json", tokenizer_class="Tok")
     edit_json(laden / "config.json", **dict.fromkeys(POINTERS - {"auto_map", "custom_pipelines"}))
-    with pytest.raises(ValueError, match="no tokenizer that can be loaded: "):
+    with pytest.raises(ValueError, match=r"no tokenizer that can be loaded: .* custom code"):
         generate(laden, Prompt("a", 1), device="cpu")
     assert not (tmp_path / "ran").exists()
 
