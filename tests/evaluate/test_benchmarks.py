@@ -17,6 +17,7 @@ from datasets import Dataset, DatasetDict
 from rewired.evaluate import benchmarks, code_execution, harness
 from rewired.evaluate.benchmarks import HELD_OUT_SHOTS
 from rewired.evaluate.suites import Entry
+from rewired.extras import install_command
 from rewired.packages import Package
 
 from .benchmark_rows import CASES, OLMO, Case, carry, mark_complete
@@ -156,7 +157,7 @@ def test_a_missing_package_is_said_before_a_model_loads(tmp_path: Path) -> None:
         f"harness.load_task(Entry('ifeval'), Path({str(tmp_path)!r}), False)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    hint = "needs the package 'langdetect', which is not installed: pip install -e '.[evaluate]'"
+    hint = f"needs the package 'langdetect', which is not installed: {install_command('evaluate')}"
     assert f"ValueError: Task ifeval {hint}" in done.stderr
 
 
