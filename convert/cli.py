@@ -208,12 +208,23 @@ def _info(
 def _push_folder(
     folder: Annotated[Path, typer.Argument(help="A checkpoint, as convert and adapt write it.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The hub repository, private if new: owner/name.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be uploaded, and upload nothing.")
+    ] = False,
 ) -> None:
     """Upload a checkpoint folder to the hub, for example one whose conversion could not reach it."""
     with report_errors("rewired push"):
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} is not a checkpoint folder: it holds no config.json.")
-        print(f"pushed to {_push(folder, repo)}")
+        if not dry_run:
+            print(f"pushed to {_push(folder, repo)}")
+            return
+        from rewired.sources.hub import files_to_push
+
+        files = files_to_push(folder, repo)
+        for name, size in files.items():
+            print(f"{size:>15,}  {name}")
+        print(f"would push {count(len(files), 'file')}, {sum(files.values()):,} bytes, to {repo}")
 
 
 def _push(folder: Path, repo: str) -> str:

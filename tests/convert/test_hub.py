@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -246,6 +247,21 @@ def test_a_conversion_that_could_not_be_pushed_is_pushed_by_the_command_that_it_
     done = run(*command.split(), cwd=work, HF_ENDPOINT=hub.url, **options)
     assert (done.returncode, done.stdout) == (0, f"pushed to {hub.url}/org/new\n"), done.stderr
     assert hub.pushed["org/new"] == snapshot(work / "out")
+
+
+def test_a_dry_run_lists_what_would_be_pushed(hub: HubServer, work: Path, tiny: Path) -> None:
+    shutil.copytree(tiny, work / "out")
+    (work / "out" / ".git").mkdir()
+    (work / "out" / ".git" / "HEAD").write_text("ref")
+    done = run("rewired", "push", "out", "org/new", "--dry-run", cwd=work, HF_ENDPOINT=hub.url)
+    *listed, last = done.stdout.splitlines()
+    files = [path for path in (work / "out").rglob("*") if path.is_file() and path.name != "HEAD"]
+    sizes = {path.relative_to(work / "out").as_posix(): path.stat().st_size for path in files}
+    assert {line.split()[1]: int(line.split()[0].replace(",", "")) for line in listed} == sizes
+    assert last == f"would push {len(sizes)} files, {sum(sizes.values()):,} bytes, to org/new"
+    assert "org/new" not in hub.pushed
+    refused = run("rewired", "push", "out", "a name", "--dry-run", cwd=work)
+    assert refused.returncode == 2 and "'a name' is not a folder here" in refused.stderr
 
 
 def test_only_a_checkpoint_is_pushed(hub: HubServer, work: Path) -> None:

@@ -97,6 +97,16 @@ def push(folder: Path, repo: str) -> str:
     return str(_ask(repo, None, upload, verb="written"))
 
 
+def files_to_push(folder: Path, repo: str) -> dict[str, int]:
+    """The files of `folder` that `push` would upload, and their sizes in bytes. Raises ValueError for a bad `repo`."""
+    from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects, validate_repo_id
+
+    _ask(repo, None, lambda: validate_repo_id(repo), verb="written")
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    kept = filter_repo_objects(names, ignore_patterns=DEFAULT_IGNORE_PATTERNS)
+    return {name: (folder / name).stat().st_size for name in kept}
+
+
 def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str = "read") -> Any:
     """The answer to a request to the hub, as a path where it is one; its failures as sentences."""
     from huggingface_hub import errors
