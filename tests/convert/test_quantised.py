@@ -218,11 +218,19 @@ def test_an_unknown_quantisation_is_one_sentence(entry: Any, sentence: str, dens
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tensor_that_no_method_packs_is_named(dense: Path, tmp_path: Path) -> None:
-    source, name = quantise(dense, tmp_path / "source", "W4A16"), "model.embed_tokens.weight"
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model.layers.1.mlp.up_proj.weight_scale", "its quantised weights need"),
+        ("model.layers.1.mlp.up_proj.weight_packed", "its quantised weights need"),
+        ("model.embed_tokens.weight", "its config.json implies"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(name: str, why: str, dense: Path, tmp_path: Path) -> None:
+    source = quantise(dense, tmp_path / "source", "W4A16")
     weights = load_file(source / "model.safetensors")
     save_file({key: tensor for key, tensor in weights.items() if key != name}, source / "model.safetensors")
-    with pytest.raises(ValueError, match=f"lacks the tensor '{name}', which its config.json implies"):
+    with pytest.raises(ValueError, match=f"lacks the tensor '{name}', which {why}"):
         convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS))
 
 

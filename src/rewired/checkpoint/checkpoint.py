@@ -14,7 +14,7 @@ from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
-from .quantised import ENTRY, check_method, knows_method, schemes
+from .quantised import ENTRY, check_method, knows_method, missing, schemes
 from .records import check_records
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
@@ -140,7 +140,9 @@ class Checkpoint:
         embedding = f"{self.shape.family.in_base(self.shape.family.embedding)}.weight"
         for name, shape in self.shape.tensors().items():
             if self.is_quantised and len(shape) == 2 and name != embedding:
-                continue  # each method has its own tensors
+                if lacks := missing(name, shape, tensors, self.config[ENTRY]["quant_method"]):
+                    raise ValueError(f"{self.folder} lacks the tensor '{lacks}', which its quantised weights need.")
+                continue
             if name not in tensors:
                 raise ValueError(f"{self.folder} lacks the tensor '{name}', which its config.json implies.")
             if tensors[name].shape != shape:

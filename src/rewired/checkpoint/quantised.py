@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .safetensors_header import TensorInfo
+
 ENTRY = "quantization_config"
 _FORMATS = {"int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized"}
 _GROUPS = "config_groups"  # of projections, by what they are quantised to, in compressed-tensors' entry
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
-_METHODS = ("compressed-tensors", *_BITS)
+_SCALES = ("weight_scale", "scales")
+# what stands for a weight [out, in] where numbers are packed: its dimension that still counts, and that of the weight
+_PACKED = {"compressed-tensors": ("weight_packed", 0, 0), "gptq": ("qweight", 1, 0), "awq": ("qweight", 0, 1)}
 
 
 def knows_method(config: Mapping[str, Any]) -> bool:
     """Whether a config's weights are quantised by a method that is known here, or not at all."""
     entry = config.get(ENTRY)
-    return not entry or (isinstance(entry, Mapping) and str(entry.get("quant_method")) in _METHODS)
+    return not entry or (isinstance(entry, Mapping) and str(entry.get("quant_method")) in _PACKED)
 
 
 def check_method(config: Mapping[str, Any]) -> None:
@@ -27,7 +31,7 @@ def check_method(config: Mapping[str, Any]) -> None:
     if not knows_method(config):
         raise ValueError(
             f"config.json says that the weights are quantised by {method!r}, which is not known here: convert the "
-            f"original, or quantise it by {', '.join(_METHODS)}."
+            f"original, or quantise it by {', '.join(_PACKED)}."
         )
     if method in _BITS and entry.get("bits") not in _BITS[method]:
         raise ValueError(f"config.json says {method} of {entry.get('bits')!r} bits: it takes {_BITS[method]}.")
@@ -66,6 +70,21 @@ def check_groups(config: Mapping[str, Any], inputs: Mapping[str, int], tp_shards
                     f"{group} weights that share a scale: take fewer shards (--tp-shards), or quantise in groups that "
                     "divide them."
                 )
+
+
+def missing(name: str, shape: tuple[int, ...], tensors: Mapping[str, TensorInfo], method: str) -> str | None:
+    """The tensor that a projection's quantised weight `name`, of `shape`, lacks; None where it is whole."""
+    path = name.removesuffix("weight")
+    packed, dimension, of_weight = _PACKED[method]
+    stored = tensors.get(path + packed)
+    if stored is not None and (len(stored.shape) < 2 or stored.shape[dimension] != shape[of_weight]):
+        return f"{path}{packed} of {shape[of_weight]} {'rows' if dimension == 0 else 'columns'}"
+    if stored is None and (name not in tensors or tensors[name].shape != shape):
+        return path + packed
+    is_plain = stored is None and tensors[name].dtype.startswith(("F32", "F16", "BF16"))
+    if is_plain or any(path + scale in tensors for scale in _SCALES):
+        return None
+    return path + next(scale for scale in _SCALES if (scale == "weight_scale") == (packed == "weight_packed"))
 
 
 def _scheme(weights: Mapping[str, Any], activations: Any = None) -> str:
