@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import without_foreign_code
-from rewired.checkpoint.kv_heads import with_copies, write_with_copies
+from rewired.checkpoint.kv_heads import copies_in
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
-from rewired.checkpoint.safetensors_header import TensorInfo, cast_size
+from rewired.checkpoint.safetensors_header import TensorInfo
 from rewired.checkpoint.tensors import OnBytes
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
@@ -27,6 +27,7 @@ from rewired.sources import Source, find_source
 from . import destination
 from .changed_weights import check_basis, check_gains
 from .job import Job
+from .kv_heads import merge_kv_heads, repeat_kv_heads
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
 from .request import Request, default_name
@@ -78,11 +79,13 @@ def convert(
         notes = [*plan.notes, *plan.by_ranks, *notes_on_rotation(plan.rotation), *taken]
         return Conversion(target, replace(plan, notes=notes))
     with destination.staged_folder(target) as staging:
-        checkpoint = Checkpoint.open(origin.fetch(request.dtype))
+        checkpoint, merged = Checkpoint.open(origin.fetch(request.dtype)), list[str]()
         tensors = _checked_tensors(checkpoint, plan, request.retrain)
         job = Job(origin, checkpoint, checkpoint, tensors, plan, request, target, staging, on_bytes)
         if plan.kv_copies > 1:
-            job = _with_kv_copies(job)
+            job = repeat_kv_heads(job)
+        elif request.to_stock and copies_in(job.weights) > 1:
+            job, merged = merge_kv_heads(job)
         if plan.rotation:
             job = rotate(job)
         config, outcome, work = _config(job), None, target.with_name(f".{target.name}.refit")
@@ -91,6 +94,7 @@ def convert(
             config = record(outcome, job, config, revision)
         notes = [
             *plan.notes,
+            *merged,
             *([_NOTE_ON_GGUF] if origin.is_gguf else []),
             *notes_on_rotation(config.get(RECORD)),
             *notes_on_fits(config),
@@ -133,14 +137,6 @@ def _checked_tensors(checkpoint: Checkpoint, plan: Plan, retrain: bool) -> dict[
     if plan.rotation:
         check_basis(checkpoint, gains)
     return tensors
-
-
-def _with_kv_copies(job: Job) -> Job:
-    """`job` with each KV head as often as its plan says."""
-    copies, needed = job.plan.kv_copies, job.plan.kv_copies * cast_size(job.tensors.values(), None)
-    return replace(job, checkpoint=with_copies(job.checkpoint, copies)).with_weights(
-        "kv-heads", needed, lambda folder: write_with_copies(job.weights, copies, folder, job.on_bytes)
-    )
 
 
 def _config(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""More ranks than KV heads: each head is repeated in the weights, which changes no function."""
+"""More ranks than KV heads: each head is repeated in the weights, which changes no function, and merged again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.evaluate.world import tokenizer
 from tests.families.test_families import TOKENS, config_of, forward_and_backward, gains_of, randomised
 from tests.rewired.reference import reference_logits
 
-from .checkpoints import edit_json, snapshot
+from .checkpoints import edit_json, edit_tensors, snapshot
 
 RANKS = 4
 STANDARD: list[dict[str, Any]] = [{"layers": "0-", "preset": "standard"}]
@@ -116,6 +116,25 @@ def test_each_copy_is_fitted_to_its_shard(
 def test_rotated_too(dense: Path, tmp_path: Path) -> None:
     wide = convert(dense, tmp_path / "wide", Request(STANDARD, tp_shards=RANKS, rotate="hadamard")).out
     torch.testing.assert_close(logits(wide), logits(dense), rtol=1e-3, atol=1e-4)
+
+
+def test_back_to_dense_copies_are_merged(dense: Path, tmp_path: Path) -> None:
+    wide = convert(dense, tmp_path / "wide", Request(WIRINGS["desync"], tp_shards=RANKS)).out
+    done = convert(wide, tmp_path / "back", Request(STANDARD, to_stock=True))
+    assert "The 2 copies of each KV head were equal, and are one again." in done.plan.notes
+    before, after = (load_all(folder) for folder in (dense, done.out))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert "kv_head_copies" not in json.loads((done.out / "config.json").read_text())
+
+
+def test_copies_that_differ_stay(dense: Path, tmp_path: Path) -> None:
+    wide = convert(dense, tmp_path / "wide", Request(WIRINGS["desync"], tp_shards=RANKS)).out
+    name = "model.layers.1.self_attn.v_proj.weight"
+    (file,) = (path for path in wide.glob("*.safetensors") if name in load_file(path))
+    edit_tensors(file, {name: load_file(file)[name] + torch.eye(*load_file(file)[name].shape)})
+    done = convert(wide, tmp_path / "back", Request(STANDARD, to_stock=True))
+    assert "Copies of KV heads differ by now, so they are not merged: the model keeps 4 KV heads." in done.plan.notes
+    torch.testing.assert_close(logits(done.out), logits(convert(wide, tmp_path / "b", Request(STANDARD)).out))
 
 
 def test_once_more_for_more_ranks(dense: Path, tmp_path: Path) -> None:
