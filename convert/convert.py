@@ -23,6 +23,7 @@ from rewired.checkpoint.tensors import OnBytes
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
+from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
 from .changed_weights import check_basis, check_gains
@@ -128,8 +129,10 @@ def _plan(origin: Source, out: str | Path | None, request: Request, dry_run: boo
 def _checked_tensors(checkpoint: Checkpoint, plan: Plan, retrain: bool) -> dict[str, TensorInfo]:
     """The checkpoint's tensors.
 
-    Raises ValueError if they are not whole, or hold gains that the new wiring or a rotation changes.
+    Raises ValueError if they are not whole, or hold gains that the new wiring or a rotation changes, and for a
+    tokenizer that takes code of its own.
     """
+    check_needs_no_code(checkpoint.folder)
     tensors = checkpoint.tensors(may_be_quantised=True)
     gains = checkpoint.gains(tensors)
     if not retrain:

@@ -22,7 +22,7 @@ from rewired.grid.size import TpSize
 from rewired.loading import loading
 from rewired.model.tensor_parallel import check_ranks
 from rewired.ranks import choose_device, run_on_ranks
-from rewired.text.tokenizer import load_tokenizer
+from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
 
 ONE = TpSize(1)
 
@@ -107,6 +107,7 @@ def _continue(model: Any, tokenizer: Any, inputs: Any, prompt: Prompt, prints: b
 
 
 def _checked_config(folder: Path, tp: TpSize) -> Any:
+    check_needs_no_code(folder)
     check_loadable(folder)
     with loading(f"{folder} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -18,6 +18,7 @@ from rewired.checkpoint.rewired_config import auto_map
 from rewired.convert import Conversion, Request, convert
 from rewired.model.family import LLAMA
 from rewired.serve.generate import Prompt, generate
+from tests.commands import run
 from tests.evaluate.world import make_dense, tokenizer
 
 from .checkpoints import edit_json
@@ -128,10 +129,12 @@ def test_a_tokenizer_loads_without_our_code_and_nobody_is_asked(laden: Path, tmp
 
 def test_a_tokenizer_that_takes_its_own_code_is_refused(laden: Path, tmp_path: Path) -> None:
     edit_json(laden / "tokenizer_config.json", tokenizer_class="Tok")
-    edit_json(laden / "config.json", **dict.fromkeys(POINTERS - {"auto_map", "custom_pipelines"}))
-    with pytest.raises(ValueError, match=r"no tokenizer that can be loaded: .* custom code"):
+    done = run("convert", laden, "out", "--ladder-layers", "2-4", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"convert: The tokenizer of {laden} is of a class of its own (Tok), and code ")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="class of its own"):
         generate(laden, Prompt("a", 1), device="cpu")
-    assert not (tmp_path / "ran").exists()
 
 
 def test_generate_asks_nothing_and_refuses_a_model_of_other_code(
