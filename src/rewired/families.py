@@ -23,6 +23,39 @@ def names() -> str:
     return f"{', '.join(first)} or {last}"
 
 
+def why_not(model_type: Any) -> str:
+    """Why models of this type are of no family, as a clause, where it is known; else nothing."""
+    for reason, kinds in _NOT_YET.items():
+        if isinstance(model_type, str) and any(kind in model_type for kind in kinds):
+            return f" ({reason})"
+    return ""
+
+
+# by what a model_type has in it
+_NOT_YET = {
+    "a mixture of experts; take a dense model": ("moe", "mixtral", "deepseek", "gpt_oss", "llama4"),
+    "it sees; take a model of text alone": ("_vl", "mllama", "llava", "mistral3", "pixtral", "paligemma", "vision"),
+    "its attention is partly linear or recurrent; take one with softmax attention in all layers": (
+        "qwen3_next",
+        "qwen3_5",
+        "mamba",
+        "jamba",
+        "rwkv",
+        "falcon_h1",
+        "granitemoehybrid",
+    ),
+    "it normalises what its modules write, which wirings here do not do": (
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "olmo2",
+        "olmo3",
+        "glm4",
+        "exaone4",
+    ),
+}
+
+
 def classes(family: Family, kind: str) -> Any:
     """A family's rewired class of a `kind`: Config, DecoderLayer, Model, ForCausalLM. Imports transformers."""
     return getattr(import_module(family.modeling), f"Rewired{family.name}{kind}")

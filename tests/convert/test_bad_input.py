@@ -92,6 +92,10 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "an adapter beside its base": (name_base, "source holds a PEFT adapter of org/base beside its weights"),
     "quantised": (lambda f: edit_json(f / "config.json", quantization_config={"bits": 4}), "quantised by None"),
     "pickle only": (only_pickle, "pickled weights (pytorch_model.bin)"),
+    "other weights": (
+        lambda f: edit_json(f / "config.json", transformers_weights="other.safetensors"),
+        "takes the weights from 'other.safetensors'",
+    ),
     "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "holds no weights"),
     "truncated in the data": (lambda f: truncate(f, -100), "not a whole safetensors file"),
     "truncated in the header": (lambda f: truncate(f, 20), "not a whole safetensors file"),

@@ -1,4 +1,4 @@
-"""What belongs to no family, or writes no text, is refused."""
+"""What belongs to no family is refused with the reason, where it is known."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ import pytest
 
 from rewired.checkpoint.checkpoint import Checkpoint
 
+REASONS = {
+    "qwen3_moe": "a mixture of experts",
+    "qwen2_moe": "a mixture of experts",
+    "mixtral": "a mixture of experts",
+    "qwen2_5_vl": "it sees",
+    "qwen3_vl": "it sees",
+    "mistral3": "it sees",
+    "pixtral": "it sees",
+    "qwen3_next": "its attention is partly linear or recurrent",
+    "qwen3_5": "its attention is partly linear or recurrent",
+    "qwen3_5_text": "its attention is partly linear or recurrent",
+    "gemma2": "it normalises what its modules write",
+    "gemma3_text": "it normalises what its modules write",
+    "olmo2": "it normalises what its modules write",
+}
+
 
 def refusal(model_type: str, folder: Path, **config: Any) -> str:
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, **config}), encoding="utf-8")
@@ -18,8 +34,14 @@ def refusal(model_type: str, folder: Path, **config: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen2_5_vl", "qwen3_next", "gemma"])
-def test_other_families_are_refused(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", REASONS)
+def test_the_reason_is_in_the_sentence(model_type: str, tmp_path: Path) -> None:
+    assert f"model_type '{model_type}' ({REASONS[model_type]}" in refusal(model_type, tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["gemma", "olmo", "phi3"])
+def test_no_reason_is_made_up(model_type: str, tmp_path: Path) -> None:
+    """Gemma 1 and OLMo 1 do not normalise what their modules write."""
     assert f"model_type '{model_type}'." in refusal(model_type, tmp_path)
 
 

@@ -65,6 +65,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "truncated": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "is not a whole safetensors"),
     "no header": (lambda f: (f / WEIGHTS).write_bytes(b""), "header too small"),
     "pickled": (pickle, "holds only pickled weights"),
+    "other weights": (
+        lambda f: edit_json(f / "config.json", transformers_weights="adapter_model.bin"),
+        "takes the weights from 'adapter_model.bin'",
+    ),
     "a link to itself": (link_to_itself, f"{WEIGHTS} is missing"),
     "no tensor": (lambda f: edit_tensors(f / WEIGHTS, {"model.norm.weight": None}), "lacks the tensor"),
     "another shape": (lambda f: edit_tensors(f / WEIGHTS, {"model.norm.weight": torch.ones(3)}), r"has shape \[3\]"),
@@ -83,6 +87,11 @@ NO_MODEL: dict[str, tuple[Break, str]] = {
 }
 # what only those meet that take text
 BROKEN_FOR_TEXT: dict[str, tuple[Break, str]] = {
+    "no generation": (lambda f: (f / "generation_config.json").write_text("[]"), "config.json is not a JSON object"),
+    "no end": (
+        lambda f: edit_json(f / "generation_config.json", eos_token_id="x"),
+        "generation_config.json has eos_token_id 'x': it must be the number of a token",
+    ),
     "no tokens": (lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'), "no tokenizer that can be loaded"),
     "no template": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), "template cannot be used: Template"),
 }

@@ -15,12 +15,13 @@ from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
 from .quantised import ENTRY, check_method, knows_method, missing, schemes
-from .records import check_records
+from .records import check_records, check_tokens
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+GENERATION = "generation_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -75,6 +76,12 @@ class Checkpoint:
 
     def weight_files(self) -> list[Path]:
         """The safetensors files, in order. Raises ValueError if there are none or one is missing or outside."""
+        named = self.config.get("transformers_weights")  # transformers would load these instead of what is checked here
+        if named not in (None, SINGLE, INDEX):
+            raise ValueError(
+                f"config.json takes the weights from {named!r} (transformers_weights), and only {SINGLE} and {INDEX} "
+                "are read: rename that file, and remove the entry."
+            )
         if (self.folder / INDEX).is_file():
             names = sorted(set(self._weight_map().values()))
             for name in names:
@@ -167,7 +174,8 @@ class Checkpoint:
 
 
 def check_loadable(folder: Path) -> None:
-    """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run.
+    """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run, and
+    where it generates until a token that cannot be.
 
     Transformers alone judges those of other families, and stock ones quantised in a way that is not known here.
     """
@@ -180,6 +188,8 @@ def check_loadable(folder: Path) -> None:
         )
     if family and (knows_method(config) or config["model_type"] == family.rewired_type):
         Checkpoint.open(folder).tensors(may_be_quantised=True)
+    if (folder / GENERATION).is_file():
+        check_tokens(read_json(folder / GENERATION), GENERATION)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -42,3 +42,12 @@ def switch(config: Mapping[str, Any], name: str) -> bool:
     if value is not None and type(value) is not bool:
         raise ValueError(f"config.json has {name} {value!r}: it must be true or false.")
     return bool(value)
+
+
+def check_tokens(config: Mapping[str, Any], file: str) -> None:
+    """Raise ValueError where a special token that `file` names is no number."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = config.get(name)
+        tokens = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(token) is int for token in tokens):
+            raise ValueError(f"{file} has {name} {value!r}: it must be the number of a token, or a list of such.")

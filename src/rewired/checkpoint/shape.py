@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rewired.families import family_of, names
+from rewired.families import family_of, names, why_not
 from rewired.model.family import Family, Linear, Module, Width, size
 from rewired.model.version import check_version
 from rewired.model.wiring import Wiring
@@ -145,7 +145,9 @@ def family_in(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     family = family_of(model_type)
     if family is None:
-        raise ValueError(f"This is not a {names()} model: its config.json says model_type '{model_type}'.")
+        raise ValueError(
+            f"This is not a {names()} model: its config.json says model_type '{model_type}'{why_not(model_type)}."
+        )
     architectures = config.get("architectures")
     given = architectures if isinstance(architectures, list) else [architectures] if architectures else []
     if given and not any(str(name).endswith("ForCausalLM") for name in given):

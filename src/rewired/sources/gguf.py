@@ -11,7 +11,7 @@ from typing import Any
 
 from rewired.cache import cache_folder, digest, made_once
 from rewired.extras import needs
-from rewired.families import FAMILIES, names
+from rewired.families import FAMILIES, names, why_not
 from rewired.loading import loading
 from rewired.packages import Package, unpack
 
@@ -127,7 +127,9 @@ def _load_config(path: Path) -> Any:
     with loading(f"{path} cannot be read as GGUF"):
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     if config.model_type not in FAMILIES:
-        raise ValueError(f"{path} is not a {names()} model: its model_type is '{config.model_type}'.")
+        raise ValueError(
+            f"{path} is not a {names()} model: its model_type is '{config.model_type}'{why_not(config.model_type)}."
+        )
     if config.model_type not in gguf.MODEL_ARCH_NAMES.values():
         raise ValueError(
             f"{path} says that it is a {config.model_type}, of which transformers reads no tensors from GGUF: "
