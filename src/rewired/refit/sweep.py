@@ -132,8 +132,8 @@ class Sweep:
         source = self.weights.layer(index)
         both = (self.dense_wirings, self.wirings)
         original, converted = (self.layers.build(index, wirings[index], source) for wirings in both)
-        start = source | (known.tensors if known else {})
-        start = {name: tensor.to(self.device, torch.float32, copy=True) for name, tensor in start.items()}
+        start = source | _to(known.tensors, self.device) if known else source
+        start = {name: tensor.clone() for name, tensor in start.items()}
         refitted = self.layers.build(index, self.wirings[index], start)
         fits = list(known.fits) if known else []
         round_weights = partial(self.layers.round, index, refitted)
@@ -262,3 +262,7 @@ def _check_finite(index: int, batches: Sequence[Batch], changed: dict[str, torch
         raise BrokenWeightsError(
             f"Layer {index} holds numbers that are too large for what it is stored in: convert with --dtype bfloat16."
         )
+
+
+def _to(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device, torch.float32) for name, tensor in tensors.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy
@@ -32,8 +31,9 @@ def _with_kv_heads_of(made: Path, original: Path) -> Path:
     copies = Checkpoint.open(made).shape.num_key_value_heads // source.shape.num_key_value_heads
     if copies == 1:
         return original
-    folder = _cached(f"{original.name}-{copies}-kv-copies", source.weight_files())
-    return made_once(folder, lambda folder: write_with_copies(source, copies, folder))
+    digests = " ".join(map(digest, source.weight_files()))
+    name = f"{original.name}-{copies}-kv-copies-{hashlib.sha256(digests.encode()).hexdigest()[:12]}"
+    return made_once(cache_folder() / "models" / name, lambda folder: write_with_copies(source, copies, folder))
 
 
 def _in_basis_of(made: Path, original: Path) -> Path:
@@ -44,12 +44,7 @@ def _in_basis_of(made: Path, original: Path) -> Path:
     basis = torch.from_numpy(numpy.load(path, allow_pickle=False))
     if basis.shape != (width, width):
         raise ValueError(f"{path} has shape {list(basis.shape)}, and the original's stream has {width} channels.")
+    digests = " ".join(digest(file) for file in [path, *source.weight_files()])
+    name = f"{original.name}-rotated-{hashlib.sha256(digests.encode()).hexdigest()[:12]}"
     config = source.config | {RECORD: record}
-    folder = _cached(f"{original.name}-rotated", [path, *source.weight_files()])
-    return made_once(folder, lambda folder: write_rotated(source, basis, folder, config))
-
-
-def _cached(name: str, made_of: Iterable[Path]) -> Path:
-    """The folder in the cache for what is made of these files."""
-    digests = " ".join(map(digest, made_of))
-    return cache_folder() / "models" / f"{name}-{hashlib.sha256(digests.encode()).hexdigest()[:12]}"
+    return made_once(cache_folder() / "models" / name, lambda folder: write_rotated(source, basis, folder, config))

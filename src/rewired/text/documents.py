@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from . import MIX, packaged
 from .conversations import Document, read_row
-from .rows import ARTICLE, ROWS, TEXTS, dataset_errors, is_on_hub, read_rows, read_texts
+from .rows import ARTICLE, ROWS, TEXTS, Row, dataset_errors, is_on_hub, read_rows, read_texts
 
 T = TypeVar("T")
 
@@ -54,13 +54,23 @@ def check(text: str) -> list[Path] | None:
 
 
 def _read(path: Path) -> list[Document]:
-    """Of JSON rows from all over the file, of text and of Parquet, which is slow to read, the first ones."""
-    if path.suffix not in ROWS:
-        return shuffled(_first(read_texts(path, ARTICLE), size=len))
+    return _read_rows(path) if path.suffix in ROWS else _read_text(path)
+
+
+def _read_text(path: Path) -> list[Document]:
+    return shuffled(_first(read_texts(path, ARTICLE), size=len))
+
+
+def _read_rows(path: Path) -> list[Document]:
+    """Of JSON rows from all over the file, of Parquet, which is slow to read, the first ones."""
     rows = read_rows(path)
     some = _first(rows, size=lambda row: len(row.json)) if path.suffix == ".parquet" else _sample(rows)
-    places = ((row, f"{path}, row {row.number}") for row in some)
-    return shuffled(read_row(row.parse(where), where) for row, where in places)
+    return shuffled(_document(row, path) for row in some)
+
+
+def _document(row: Row, path: Path) -> Document:
+    where = f"{path}, row {row.number}"
+    return read_row(row.parse(where), where)
 
 
 def _sample(rows: Iterable[T]) -> list[T]:

@@ -115,6 +115,10 @@ def _json_rows(path: Path) -> Iterator[Row]:
             values = enumerate(_parse(file.read(), str(path)), start=1)
             yield from (Row(number, json.dumps(value)) for number, value in values)
             return
+        if path.suffix == ".json" and not _is_json(first):  # it may go on in the next line
+            raise ValueError(
+                f"{path} cannot be read as JSON: it is not a list, and its first line is not a whole value."
+            )
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield _line_row(number, line.removeprefix(_BOM))
@@ -134,6 +138,14 @@ def _parse(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where} cannot be read as JSON ({error}).") from None
 
 
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _csv_rows(path: Path) -> Iterator[Row]:
     """By the names in the file's first line."""
     csv.field_size_limit(sys.maxsize)  # a text may be long
@@ -146,9 +158,23 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    with dataset_errors(str(path)):
+    """Of a group that cannot be read to its end, the rest are as many bad rows as the file says that it has."""
+    with dataset_errors(str(path)):  # where there is no pyarrow
+        import pyarrow
         from pyarrow import parquet
-
-        values = (value for batch in parquet.ParquetFile(path).iter_batches(_BATCH) for value in batch.to_pylist())
-        for number, value in enumerate(values, start=1):
-            yield Row(number, json.dumps(value, default=str))
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+    number = 0
+    for group in range(file.num_row_groups):
+        end = number + file.metadata.row_group(group).num_rows
+        try:
+            for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(number, json.dumps(value, default=str))
+        except (pyarrow.ArrowException, OSError) as error:
+            problem = str(error).splitlines()[0]
+            yield from (Row(bad, "", problem) for bad in range(number + 1, end + 1))
+        number = end
