@@ -155,6 +155,16 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_json(f / "config.json", rotation={"base": "a/b", "untied_head": 0, "kind": "upside down"}),
         "'upside down' is not a rotation",
     ),
+    "no rope type that there is": (
+        lambda f: edit_json(f / "config.json", rope_scaling={"type": "spiral", "factor": 2.0}),
+        "it takes a rope_type, default, linear",
+    ),
+    "a rope_theta that is no number": (lambda f: edit_json(f / "config.json", rope_theta="x"), "number as rope_theta"),
+    "a rope type that is no name": (lambda f: edit_json(f / "config.json", rope_scaling=[2.0]), "it takes a rope_type"),
+    "a rope type without its numbers": (
+        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "llama3", "factor": 8.0}),
+        "rope_type 'llama3' takes a number as low_freq_factor",
+    ),
     "metadata that is no table": (
         lambda f: corrupt_header(f, lambda h: h.update(__metadata__=[])),
         "JSON in header",

@@ -1,4 +1,4 @@
-"""A checkpoint that says one family and holds another's tensors: one sentence, no output."""
+"""A checkpoint that says one family and holds another's tensors, or windows that are none: one sentence, no output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .test_families import config_of
 
 ATTENTION = "model.layers.1.self_attn"
 K_BIAS, O_BIAS, K_NORM = (f"{ATTENTION}.{name}" for name in ("k_proj.bias", "o_proj.bias", "k_norm.weight"))
+SLIDING = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 BROKEN_TENSORS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     "a bias is missing": ("qwen2", {K_BIAS: None}, f"lacks the tensor '{K_BIAS}'"),
@@ -32,6 +33,15 @@ BROKEN_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a Qwen3 as a Mistral": ("qwen3", {"model_type": "mistral"}, "k_norm.weight' in model.safetensors has no place"),
     "biases switched off": ("qwen3-bias", {"attention_bias": False}, "has no place in a Qwen3 of this config.json"),
     "a switch that is none": ("qwen3-bias", {"attention_bias": "yes"}, "attention_bias 'yes': it must be true or"),
+    "a window that is a text": ("mistral", {"sliding_window": "4096"}, "sliding_window '4096': it must be null or an"),
+    "a window of nothing": ("qwen3", {"sliding_window": 0}, "sliding_window 0: it must be null or an integer of at"),
+    "a window that is true": ("qwen2", {"sliding_window": True}, "sliding_window True: it must be null or an integer"),
+    "windows perhaps": ("qwen2", {"use_sliding_window": "yes"}, "use_sliding_window 'yes': it must be true or false"),
+    "windows from a layer on that is none": ("qwen2", {"max_window_layers": "2"}, "max_window_layers '2': it must be"),
+    "layers of no known kind": ("qwen3", {"layer_types": ["linear_attention"] * 4}, "one of full_attention, sliding_"),
+    "kinds of too few layers": ("mistral", {"layer_types": SLIDING[1:]}, "for each of the 4 layers"),
+    "windows switched off": ("qwen2", {"use_sliding_window": False}, "sliding_attention in layer_types, and no window"),
+    "layers with a window, and none": ("mistral-whole", {"layer_types": SLIDING}, "layer_types, and no window"),
 }
 
 

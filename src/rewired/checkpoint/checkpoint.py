@@ -15,7 +15,7 @@ from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
 from .quantised import ENTRY, check_method, knows_method, missing, schemes
-from .records import check_records, check_tokens
+from .records import check_records, check_rope, check_tokens, check_windows
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
 
@@ -43,6 +43,9 @@ class Checkpoint:
         config = read_json(folder / "config.json")
         shape = Shape.from_config(config)
         wiring = source_wiring(config, shape)
+        check_rope(config)
+        if shape.family.has_windows:
+            check_windows(config, shape.num_hidden_layers)
         check_records(config)
         check_method(config)
         return cls(folder, config, shape, wiring)

@@ -156,7 +156,7 @@ def model_config(config: Mapping[str, Any]) -> RewiredConfig:
         family = family_in(config)
         parsed: RewiredConfig = classes(family, "Config").from_dict(dict(config))
         with torch.device("meta"):
-            classes(family, "Model")(parsed)
+            classes(family, "DecoderLayer")(parsed, 0, parsed.resolved_wiring.layers[0])
     return parsed
 
 
