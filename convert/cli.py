@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -16,14 +16,13 @@ import typer
 from rewired.checkpoint import tensors
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
+from rewired.checkpoint.provenance import AGAIN
 from rewired.checkpoint.quantised import schemes
 from rewired.cli import Command, new_app, option, report_errors
 from rewired.measured_kl import smollm2_kl
 from rewired.progress import Bars
-from rewired.quantities import count
 from rewired.rotate.request import RECORD
 from rewired.sources import checkpoint_folder, find_source
-from rewired.tables import new_table
 from rewired.text import MIX
 
 from .convert import Conversion, convert
@@ -31,7 +30,7 @@ from .plan import note_on_shards
 from .refit import notes_on_making
 from .request import Request, refit_request, regions_of
 from .rotation import notes_on_rotation
-from .traffic import LayerTable, Traffic
+from .traffic import LayerTable
 
 _LAYERS_HELP = (
     "Layers are half-open ranges: `16-32` is layers 16 to 31, `16-` goes to the end, `-8` is the last eight, \
@@ -133,6 +132,7 @@ def _convert(
     push_to_hub: Annotated[
         str | None, _writing("Then upload OUT as this hub repository, private if new.", metavar="REPO")
     ] = None,
+    as_json: Annotated[bool, _writing("Print the result as JSON.", "--json")] = False,
 ) -> None:
     """Rewire a Llama, Mistral, Qwen2 or Qwen3 checkpoint: which layers, and how they use all-reduces.
 
@@ -166,6 +166,8 @@ def _convert(
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         )
         with Bars() as bars:
+            from .report import FitTable
+
             done = convert(
                 source,
                 out,
@@ -174,15 +176,16 @@ def _convert(
                 dry_run=dry_run,
                 force=force,
                 on_bytes=partial(bars.show_bytes, "writing weights"),
-                on_layer=lambda layer, layers, fits: bars.show("refit: layer", layer + 1, layers),
+                on_layer=FitTable(bars).add,
                 on_cost=lambda cost: bars.print(cost.note()),
             )
         address = _push(done.out, push_to_hub) if push_to_hub and not dry_run else None
-        _print_conversion(done, dry_run, address)
+        _print_conversion(done, dry_run, as_json, address)
 
 
 def _info(
     path: Annotated[str, typer.Argument(help="A checkpoint, rewired or not, named like convert's SOURCE.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub PATH.")] = None,
     check_weights: Annotated[
         bool,
@@ -195,14 +198,20 @@ def _info(
         if check_weights:
             tensors.check_weights(Checkpoint.open(checkpoint_folder(path, revision)))
         table = LayerTable.of(checkpoint.wiring, checkpoint.shards(), checkpoint.dtype)
-        notes = [note_on_shards(checkpoint.wiring, table.tp_shards)] if checkpoint.is_rewired else []
-        copies = copies_in(checkpoint)
-        if copies > 1:
-            notes.append(note_on_copies(checkpoint.shape, copies, table.tp_shards))
-        if checkpoint.is_quantised:
-            notes.append(f"The weights are quantised: {'; '.join(schemes(checkpoint.config))}.")
-        notes += [*notes_on_rotation(checkpoint.config.get(RECORD)), *notes_on_making(checkpoint.config)]
-        _print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
+        if as_json:
+            kinds = ("model_type", RECORD, "calibrated", "refit", "adapted", AGAIN)
+            print(json.dumps({kind: checkpoint.config.get(kind) for kind in kinds} | table.to_json(), indent=2))
+        else:
+            from .report import print_table
+
+            shards = [note_on_shards(checkpoint.wiring, table.tp_shards)] if checkpoint.is_rewired else []
+            copies = copies_in(checkpoint)
+            if copies > 1:
+                shards.append(note_on_copies(checkpoint.shape, copies, table.tp_shards))
+            if checkpoint.is_quantised:
+                shards.append(f"The weights are quantised: {'; '.join(schemes(checkpoint.config))}.")
+            notes = [*shards, *notes_on_rotation(checkpoint.config.get(RECORD)), *notes_on_making(checkpoint.config)]
+            print_table(f"{path} ({checkpoint.config['model_type']})", table, notes)
 
 
 def _push_folder(
@@ -237,11 +246,17 @@ def _push(folder: Path, repo: str) -> str:
         raise ValueError(f"{error} {folder} is whole; to upload it later: {command}") from None
 
 
-def _print_conversion(done: Conversion, dry_run: bool, address: str | None) -> None:
+def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:
     notes = [*done.plan.notes, *([done.plan.cost.note()] if dry_run and done.plan.cost else [])]
     if done.plan.is_damaged:
         notes.append(_note_on_damage(done))
-    _print_table(f"would write {done.out}" if dry_run else f"wrote {done.out}", done.plan.table, notes)
+    if as_json:
+        report = {"out": str(done.out), "written": not dry_run, "pushed_to": address}
+        print(json.dumps(report | done.plan.table.to_json() | {"notes": notes}, indent=2))
+        return
+    from .report import print_table
+
+    print_table(f"would write {done.out}" if dry_run else f"wrote {done.out}", done.plan.table, notes)
     if address:
         print(f"pushed to {address}")
 
@@ -259,26 +274,3 @@ def _note_on_damage(done: Conversion) -> str:
     if done.plan.is_quantised:
         way = "convert the original with --refit, or train it, and quantise the result"
     return f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, {way}."
-
-
-def _print_table(title: str, table: LayerTable, notes: Sequence[str]) -> None:
-    """Layer by layer: wiring, all-reduces a token, those that are waited for, bytes sent."""
-    from rich.console import Console
-
-    console = Console(markup=False)
-    sent = f"sent a token and\nrank, {count(table.tp_shards, 'shard')}"
-    headings = ("layers", "wiring", "all-reduces\na token", "of which\nwaited for", sent)
-    grid = new_table(title, headings, words=2)
-    for layers, wiring, traffic in table.rows:
-        grid.add_row(layers, wiring, *_cells(traffic))
-    grid.add_section()
-    grid.add_row("all", "before: dense", *_cells(table.dense), style="dim")
-    grid.add_row("all", "now", *_cells(table.total), style="bold")
-    console.print(grid)
-    console.print(table.remarks, soft_wrap=True)
-    for note in notes:
-        console.print(note, soft_wrap=True, highlight=False)
-
-
-def _cells(traffic: Traffic) -> tuple[str, str, str]:
-    return str(traffic.all_reduces), str(traffic.exposed), f"{traffic.bytes_sent / 1024:.1f} KiB"

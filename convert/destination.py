@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rewired.cache import discard
@@ -52,6 +52,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
     What a killed run left behind is removed first. Raises ValueError if another process is writing `out`.
     """
+    missing_parents = [folder for folder in out.absolute().parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     staging, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
     if staging.is_symlink():
@@ -60,6 +61,8 @@ def staged_folder(out: Path) -> Iterator[Path]:
     lock = os.open(staging, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (staging.exists() and os.path.samestat(os.fstat(lock), staging.stat())):  # its run has just moved it
+            raise BlockingIOError
         for leftover in staging.iterdir():
             discard(leftover)
         yield staging
@@ -68,6 +71,9 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise ValueError(f"Another conversion is writing {out}: wait for it, or choose another name.") from None
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):  # somebody else may have put something there
+            for folder in missing_parents:
+                folder.rmdir()
         raise
     finally:
         os.close(lock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from rewired.checkpoint.shape import Shape
 from rewired.model.payload import packed_bytes
@@ -71,6 +72,14 @@ class LayerTable:
     @property
     def remarks(self) -> str:
         return f"{_WAITING} {_PAYLOADS.format(self.tp_shards)}" if self.has_payloads else _WAITING
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tp_shards": self.tp_shards,
+            "layers": [{"layers": layers, "wiring": wiring, **vars(traffic)} for layers, wiring, traffic in self.rows],
+            "per_token": vars(self.total),
+            "per_token_dense": vars(self.dense),
+        }
 
 
 def notes_on_ranks(wiring: Wiring, shape: Shape, tp_shards: int, dtype: str) -> list[str]:

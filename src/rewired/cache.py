@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SMALL = 2**24  # bytes that are hashed in no time
+_END = 2**16  # bytes at each end of a file that are always hashed
 
 
 def cache_folder() -> Path:
@@ -38,14 +39,18 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 def digest(file: Path) -> str:
     """A file's SHA-256; a big one's computed once as long as it does not change, and once for all hard links to it.
 
-    It has changed if its times have: also that of the last change of its inode, which nobody can set, as unpacking an
-    archive sets the time of its content.
+    It has changed if its ends have, which is where a safetensors file says what it holds, or its times: also that of
+    the last change of its inode, which nobody can set, as unpacking an archive sets the time of its content.
     """
     stat = file.stat()
     if stat.st_size < _SMALL:
         return sha256(file)
+    with file.open("rb") as content:
+        ends = hashlib.sha256(content.read(_END))
+        content.seek(-min(_END, stat.st_size), os.SEEK_END)
+        ends.update(content.read())
     times = f"{stat.st_mtime_ns}-{stat.st_ctime_ns}"
-    known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{times}"
+    known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{times}-{ends.hexdigest()[:16]}"
     if known.is_file():
         return known.read_text()
     checksum = sha256(file)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -105,13 +106,25 @@ def report_errors(command: str, when_interrupted: str = "interrupted.") -> Itera
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         with signals.end_cleanly():
+            _check_names()
             yield
     except (ValueError, OSError) as error:
         _end(f"{command}: {error}", 2)
     except RankError as error:
         _end("\n".join([f"{command}: {error}", *getattr(error, "__notes__", [])]), 1)
+    except RuntimeError as error:
+        if "Symlink loop" not in str(error):  # as Path.resolve says it before Python 3.13
+            raise
+        _end(f"{command}: {error}", 2)
     except KeyboardInterrupt:
         _end(f"{command}: {when_interrupted}", 130)
+
+
+def _check_names() -> None:
+    """Raise ValueError for a name that no JSON or model card could hold."""
+    for name in (*sys.argv[1:], str(Path.cwd())):
+        if name.encode(errors="ignore").decode() != name:
+            raise ValueError(f"{name!a} is not UTF-8, as the names of files and folders have to be.")
 
 
 def _end(sentence: str, status: int) -> None:

@@ -173,6 +173,10 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: corrupt_header(f, lambda h: h.update(__metadata__={"format": 1})),
         "JSON in header",
     ),
+    "more layers than any model": (
+        lambda f: edit_json(f / "config.json", num_hidden_layers=10**8),
+        "num_hidden_layers 100000000",
+    ),
     "a wiring that is none": (
         lambda f: edit_json(f / "config.json", model_type="rewired_llama", wiring=[{"layers": "0-2"}]),
         "needs 'layers' and 'preset'",
@@ -247,6 +251,11 @@ def assert_refused(folder: Path, arguments: list[str], sentence: str) -> None:
     assert done.stdout == ""
     assert snapshot(folder) == before
     assert {path.name for path in folder.iterdir()} <= {"source", "taken", "elsewhere.safetensors"}
+
+
+def test_parents_of_out_that_were_made_are_removed_again(tmp_path: Path) -> None:
+    only_pickle(make_llama(tmp_path / "source"))
+    assert_refused(tmp_path, ["source", "a/b/out", "--ladder-layers", "2-4"], "pickled weights")
 
 
 def test_an_unknown_option_is_a_usage_error(tmp_path: Path) -> None:

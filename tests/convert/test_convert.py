@@ -253,6 +253,8 @@ def test_the_same_command_under_the_umbrella(source: Path) -> None:
 def test_info_prints_any_checkpoint_s_layers(source: Path) -> None:
     run("convert", "tiny-llama", "out", "--wiring", "desync@2-6", cwd=source.parent)
     for name, wirings in {"tiny-llama": ["standard"], "out": ["standard", "desync-2x"]}.items():
+        report = json.loads(run("rewired", "info", name, "--json", cwd=source.parent).stdout)
+        assert [row["wiring"] for row in report["layers"]] == wirings
         printed = run("rewired", "info", name, cwd=source.parent).stdout
         assert all(wiring in printed for wiring in wirings)
         assert ("so it is for 4 ranks" in printed) == (name == "out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 from pathlib import Path
 
@@ -52,11 +52,12 @@ def run_convert(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_it_converts_loads_and_runs(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_convert("tiny-llama", "--wiring", "waltz@1-5", monkeypatch=monkeypatch) == 0
+    assert run_convert("tiny-llama", "--wiring", "waltz@1-5", "--json", monkeypatch=monkeypatch) == 0
     out = source.parent / "tiny-llama-waltz-in-3-1-5"
-    assert re.search(
-        rf"^1-5 +waltz-in-3 +3 +3 +{3 * 32 * 4 * 3 / 2 / 1024:.1f} KiB", capsys.readouterr().out, re.MULTILINE
-    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["layers"][1] == {"layers": "1-5", "wiring": "waltz-in-3", "all_reduces": 3, "exposed": 3} | {
+        "bytes_sent": 3 * 32 * 4 * 3 // 2
+    }
     assert config_of(out)["wiring"][1] == {"layers": "1-5", "preset": "waltz", "beats": 3}
     assert parse_wiring("waltz-in-3@1-5") == [config_of(out)["wiring"][1]]
     assert type(AutoModelForCausalLM.from_pretrained(out)) is RewiredLlamaForCausalLM

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import Request, convert
-from rewired.convert.traffic import LayerTable, Traffic
-from rewired.model.wiring_text import parse_wiring
 from tests.commands import run
 
 from .checkpoints import config_of
 
 
 def test_the_table_tells_collectives_before_and_after(source: Path) -> None:
-    plan = convert(source, request=Request([{"layers": "2-6", "preset": "desync", "every": 4}]), dry_run=True).plan
+    options = ["--wiring", "desync-4x@2-6", "--json"]
+    report = json.loads(run("convert", "tiny-llama", *options, cwd=source.parent).stdout)
     # 32 channels of 4 bytes, sent 2 * 3 / 4 times by each of 4 ranks
-    assert plan.table.dense == Traffic(all_reduces=12, exposed=12, bytes_sent=12 * 32 * 4 * 3 // 2)
-    assert plan.table.total == Traffic(all_reduces=6, exposed=6, bytes_sent=6 * 32 * 4 * 3 // 2)
-    assert [wiring for _, wiring, _ in plan.table.rows] == ["standard", "desync-4x"]
-    assert plan.tp_shards == 4
-    assert "4 KV heads" in plan.notes[0]
+    assert report["per_token_dense"] == {"all_reduces": 12, "exposed": 12, "bytes_sent": 12 * 32 * 4 * 3 // 2}
+    assert report["per_token"] == {"all_reduces": 6, "exposed": 6, "bytes_sent": 6 * 32 * 4 * 3 // 2}
+    assert [row["wiring"] for row in report["layers"]] == ["standard", "desync-4x"]
+    assert report["tp_shards"] == 4
+    assert "4 KV heads" in report["notes"][0]
 
 
 def test_ladder_hides_every_all_reduce_but_its_region_s_last(source: Path) -> None:
@@ -49,14 +48,16 @@ def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) ->
     printed = run("rewired", "info", "out", cwd=source.parent).stdout
     assert "standard+int4" in printed and note in " ".join(printed.split())
     assert note in (source.parent / "out" / "README.md").read_text()
-    told = Checkpoint.open(source.parent / "out")
+    told = json.loads(run("rewired", "info", "out", "--json", cwd=source.parent).stdout)
     packed = 11 * (64 // 2 + 2) + (64 + 2)  # 32 channels fill half of a group; the model's last module sends 8 bits
-    assert LayerTable.of(told.wiring, 4, told.dtype).total.bytes_sent == packed * 3 // 2
+    assert told["per_token"]["bytes_sent"] == packed * 3 // 2
 
 
 def test_a_dry_run_tells_what_other_numbers_of_ranks_send(source: Path) -> None:
     """A rank that holds two shards sends the int8 part of each, 66 bytes, and then as much of the sum."""
-    notes = convert(source, request=Request(parse_wiring("int8")), dry_run=True).plan.notes
+    notes = json.loads(
+        run("convert", "tiny-llama", "--wiring", "int8", "--dry-run", "--json", cwd=source.parent).stdout
+    )["notes"]
     assert "so it is for 4 ranks" in notes[0] and "For another number convert with --tp-shards N." in notes[0]
     assert notes[1:] == [
         "A token costs each of 2 ranks 1.2 KiB (77% of dense), or 0.8 KiB (52% of dense) with --tp-shards 2.",

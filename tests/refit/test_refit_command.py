@@ -48,6 +48,7 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
         "convert", dense, "out", "--ladder-layers", "1-4", "--refit", text, "--refit-tokens", "6144", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^ +[123] (?:attention|MLP) .*→", done.stderr, re.MULTILINE)) == 6
     assert "Refitted in closed form on 6,144 tokens" in done.stdout
     assert re.match(r"The refit needs about [1-9][\d.]* [kM]B of host memory .* [MG]FLOP\.\n", done.stderr), (
         "before it begins"

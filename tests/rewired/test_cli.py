@@ -73,3 +73,14 @@ def test_the_shell_completes_options_and_recipes(line: str, completed: list[str]
 def test_flags_are_shown_without_a_value(command: str) -> None:
     """`--json <bool>` made users write `--json true`, which converted to a folder of that name."""
     assert "<bool>" not in run(*REWIRED, command, "--help").stdout
+
+
+def test_a_link_to_itself_and_a_name_that_is_not_utf_8_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text("{}")
+    for out, sentence in (("loop", "Symlink loop from"), (b"\xff", "'\\udcff' is not UTF-8")):
+        command = [*CONVERT, tmp_path / "source", out, "--ladder-layers", "0-1"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"convert: {sentence}") and done.stderr.count("\n") == 1

@@ -44,7 +44,7 @@ class Shape:
             family=family,
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
-            num_hidden_layers=_size(config, "num_hidden_layers"),
+            num_hidden_layers=_layers(config),
             intermediate_size=_size(config, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
@@ -156,6 +156,15 @@ def family_in(config: Mapping[str, Any]) -> Family:
             f"{family.architecture} converts, not a model of rewards, classes or embeddings."
         )
     return family
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    layers, most = _size(config, "num_hidden_layers"), 10_000  # a broken number must not fill the memory
+    if layers > most:
+        raise ValueError(
+            f"config.json has num_hidden_layers {layers}, more than any model's: it may be {most} at most."
+        )
+    return layers
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -54,7 +54,8 @@ def save_like(source: Path, tensors: dict[str, Any], folder: Path) -> None:
 
 def write_index(folder: Path, source: Path) -> None:
     """Write the index of all safetensors files in `folder`, with the metadata of that in `source` if it has one."""
-    metadata = (read_json(source / INDEX).get("metadata") if (source / INDEX).is_file() else None) or {}
+    metadata = read_json(source / INDEX).get("metadata") if (source / INDEX).is_file() else None
+    metadata = metadata if isinstance(metadata, dict) else {}
     tensors = {name: info for file in sorted(folder.glob("*.safetensors")) for name, info in read_header(file).items()}
     index = {
         "metadata": {**metadata, "total_size": sum(info.size for info in tensors.values())},
