@@ -21,6 +21,7 @@ from rewired.checkpoint.quantised import schemes
 from rewired.cli import Command, new_app, option, report_errors
 from rewired.measured_kl import smollm2_kl
 from rewired.progress import Bars
+from rewired.quantities import count
 from rewired.rotate.request import RECORD
 from rewired.sources import checkpoint_folder, find_source
 from rewired.text import MIX

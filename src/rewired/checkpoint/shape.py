@@ -162,7 +162,7 @@ def _layers(config: Mapping[str, Any]) -> int:
     layers, most = _size(config, "num_hidden_layers"), 10_000  # a broken number must not fill the memory
     if layers > most:
         raise ValueError(
-            f"config.json has num_hidden_layers {layers}, more than any model's: it may be {most} at most."
+            f"config.json has num_hidden_layers {layers}, more than any model's: it may be at most {most}."
         )
     return layers
 
