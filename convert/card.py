@@ -5,46 +5,41 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .traffic import LayerTable
+from rewired.model.regions import parse_regions
+from rewired.rotate.request import RECORD
+
+if TYPE_CHECKING:
+    from .job import Job
 
 _QUOTES = "'\""
 
 
-def model_card(
-    path: Path,
-    base_model: str,
-    source: Path,
-    table: LayerTable,
-    notes: Sequence[str],
-    command: str,
-    is_stock: bool,
-    is_rotated: bool,
-    refitted: str,
-) -> str:
-    """README.md of the checkpoint in `path`: front matter, the table of layers, how to make, load and improve it.
-
-    `refitted` are the layers that a refit changed, as ranges; empty where there are none.
-    """
+def model_card(job: Job, config: Mapping[str, Any], notes: Sequence[str]) -> str:
+    """README.md of the checkpoint that `job` writes with `config`: front matter, the table of layers, how to make, load
+    and improve it."""
+    table, is_stock = job.plan.table, job.request.to_stock
+    fitted = parse_regions(config.get("refit", {}).get("wiring", []), config["num_hidden_layers"])
+    layers = ", ".join(region.layers for region in fitted if not region.is_dense)
     return _CARD.format(
-        front_matter=_front_matter(base_model, source),
-        name=path.name,
+        front_matter=_front_matter(job.source.base_model, job.checkpoint.folder),
+        name=job.out.name,
         table=_TABLE,
         rows="\n".join(_row(layers, wiring, vars(traffic)) for layers, wiring, traffic in table.rows),
         total=_row("all", "this model", vars(table.total)),
         dense=_row("all", "dense original", vars(table.dense)),
         remarks=table.remarks,
         notes="\n".join(f"- {note}" for note in notes),
-        command=command,
-        use=_use(path, "" if is_stock else _IMPORTS),
+        command=job.request.command,
+        use=_use(job.out, "" if is_stock else _IMPORTS),
         intro=(_INTRO_STOCK if is_stock else _INTRO + _FRESH).format(
-            base_model=_linked(base_model),
-            weights=_REFITTED.format(refitted) if refitted else _ROTATED if is_rotated else _UNCHANGED,
+            base_model=_linked(job.source.base_model),
+            weights=_REFITTED.format(layers) if layers else _ROTATED if RECORD in config else _UNCHANGED,
         ),
     )
 

@@ -23,14 +23,45 @@ _RETRAIN = "Or pass --retrain, and train the result."
 def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, request: Request) -> bool:
     """Whether the weights were refitted to this `wiring`.
 
-    Raises ValueError if they are no longer the original's, and what is asked needs those.
+    Raises ValueError if they are no longer the original's, and what is asked needs those: a refit, a layer that was
+    rewired and is dense in `wiring`, or another wiring of what was fitted.
     """
-    if request.retrain and provenance.base_of(checkpoint.config):
-        if request.refit:
+    config, refit = checkpoint.config, request.refit
+    if request.retrain and provenance.base_of(config):
+        if refit:
             raise ValueError("--retrain takes changed weights, and a refit fits the original's: leave one out.")
         return False
-    _check_trained(checkpoint, wiring, request.refit)
-    return _check_refitted(checkpoint, wiring, tp_shards, request.refit)
+    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
+    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in pairs)
+    if provenance.TRAINED in config and (loses_a_wiring or refit):
+        raise _refusal(checkpoint, "trained as it is wired", provenance.TRAINED)
+    if "refit" not in config:
+        return False
+    if _changes_fitted(checkpoint, wiring, tp_shards, refit):
+        raise _refusal(checkpoint, "refitted to its wiring", "refit")
+    if refit and refit.gains:
+        raise ValueError(
+            f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made from, "
+            f"{_base(config['refit'])}."
+        )
+    return True
+
+
+def _refusal(checkpoint: Checkpoint, what: str, record: str) -> ValueError:
+    return ValueError(
+        f"{checkpoint.folder} was {what}, and its weights are no longer the original's: convert the base that they "
+        f"were made from instead, {_base(checkpoint.config[record])}. {_RETRAIN}"
+    )
+
+
+def _changes_fitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
+    """Whether `wiring` is another one of the modules that were refitted; where there is a `refit`, of any module."""
+    fitted = checkpoint.shape.wiring(checkpoint.config["refit"]["wiring"])
+    before, after = (list(map(_function, each.modules)) for each in (fitted, wiring))
+    is_rewired = [module.is_rewired for module in fitted.modules]
+    other_shards = tp_shards != checkpoint.tp_shards and fitted.depends_on_shards
+    changes = list(compress(before, is_rewired)) != list(compress(after, is_rewired))
+    return bool(other_shards or changes or (refit and before != after))
 
 
 def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, retrain: bool) -> dict[str, Any] | None:
@@ -53,48 +84,6 @@ def _making(config: Mapping[str, Any]) -> str:
     if record := config.get(provenance.TRAINED):
         return f"trained on {provenance.trained_tokens(record):,} tokens by then"
     return "refitted" if "refit" in config else "calibrated" if "calibrated" in config else "not trained"
-
-
-def _check_trained(checkpoint: Checkpoint, wiring: Wiring, refit: RefitRequest | None) -> None:
-    """Raise ValueError if `adapt` has trained the weights and what is asked needs the original's: a refit, or a layer
-    that was rewired and is dense in `wiring`.
-    """
-    record = checkpoint.config.get("adapted")
-    if not isinstance(record, dict):
-        return
-    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
-    loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in pairs)
-    if loses_a_wiring or refit:
-        raise ValueError(
-            f"{checkpoint.folder} was trained as it is wired, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}. {_RETRAIN}"
-        )
-
-
-def _check_refitted(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, refit: RefitRequest | None) -> bool:
-    """Whether the weights were refitted to this `wiring`.
-
-    Raises ValueError if they were refitted to another one, or to other gains than those that `refit` would fit.
-    """
-    record = checkpoint.config.get("refit")
-    if not isinstance(record, dict):
-        return False
-    fitted = checkpoint.shape.wiring(record["wiring"]) if "wiring" in record else checkpoint.wiring
-    before, after = (list(map(_function, each.modules)) for each in (fitted, wiring))
-    is_rewired = [module.is_rewired for module in fitted.modules]
-    other_shards = tp_shards != checkpoint.tp_shards and fitted.depends_on_shards
-    changes_fitted = other_shards or list(compress(before, is_rewired)) != list(compress(after, is_rewired))
-    if changes_fitted or (refit and before != after):
-        raise ValueError(
-            f"{checkpoint.folder} was refitted to its wiring, and its weights are no longer the original's: convert "
-            f"the base that they were made from instead, {_base(record)}. {_RETRAIN}"
-        )
-    if refit and refit.gains:
-        raise ValueError(
-            f"{checkpoint.folder} was refitted to the gains that it has: --calibrate the base that it was made from, "
-            f"{_base(record)}."
-        )
-    return True
 
 
 def check_quantised(checkpoint: Checkpoint, request: Request, copies: int, tp_shards: int, wiring: Wiring) -> None:

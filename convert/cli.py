@@ -27,10 +27,9 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text import MIX
 
 from .convert import Conversion, convert
-from .options import refit_request, regions_of
 from .plan import note_on_shards
 from .refit import notes_on_making
-from .request import Request
+from .request import Request, refit_request, regions_of
 from .rotation import notes_on_rotation
 from .traffic import LayerTable
 
@@ -66,8 +65,6 @@ class _ConvertCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[str] = []
         for argument, following in zip_longest(args, args[1:], fillvalue="-"):
-            if argument in ("--parallel-layers", "--desync-layers", "--partial-layers", "--payload"):
-                raise ValueError(f"convert: instead of {argument} give --wiring, such as desync-2x+int8@16-32.")
             given.append(argument)
             if argument in ("--refit", "--calibrate") and following.startswith("-"):
                 given.append(MIX)

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import parse_dtype
 from rewired.checkpoint.foreign_code import without_foreign_code
 from rewired.checkpoint.kv_heads import copies_in
 from rewired.checkpoint.provenance import AGAIN, FITS
 from rewired.checkpoint.rewired_config import stock_config, wired_config
 from rewired.checkpoint.safetensors_header import TensorInfo
-from rewired.quantities import count
+from rewired.checkpoint.tensors import OnBytes
 from rewired.refit.cost import Cost
 from rewired.rotate.request import RECORD
 from rewired.sources import Source, find_source
@@ -28,7 +27,7 @@ from rewired.text.tokenizer import check_needs_no_code
 
 from . import destination
 from .changed_weights import check_basis, check_gains
-from .job import Job, OnBytes
+from .job import Job
 from .kv_heads import merge_kv_heads, repeat_kv_heads
 from .plan import Plan, make_plan
 from .refit import OnLayer, check_text, fit, notes_on_fits, record
@@ -38,6 +37,8 @@ from .write import write
 
 if TYPE_CHECKING:
     from rewired.refit.run import RefitResult
+
+_NOTE_ON_GGUF = "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,6 @@ def convert(
     source, the request or the destination is unfit; then nothing is written.
     """
     request = request or Request()
-    if request.dtype is not None:
-        request = replace(request, dtype=parse_dtype(request.dtype))
     origin = find_source(str(source), revision)
     if out and not dry_run:
         destination.check_free(Path(out), origin.folder, force)  # a source's config may have to be fetched
@@ -97,7 +96,7 @@ def convert(
         notes = [
             *plan.notes,
             *merged,
-            *_notes_on_weights(job),
+            *([_NOTE_ON_GGUF] if origin.is_gguf else []),
             *notes_on_rotation(config.get(RECORD)),
             *notes_on_fits(config),
         ]
@@ -154,17 +153,3 @@ def _config(job: Job) -> dict[str, Any]:
     if job.request.to_stock:
         return stock_config(config)
     return wired_config(config, job.plan.wiring.to_json(), job.plan.tp_shards)
-
-
-def _notes_on_weights(job: Job) -> list[str]:
-    notes = []
-    if job.source.is_gguf:
-        notes.append(
-            "The weights come from a GGUF file: they had been quantised, and were dequantised for this checkpoint."
-        )
-    if unread := job.checkpoint.unexpected(job.tensors):
-        notes.append(
-            f"No model of this config reads {count(len(unread), 'tensor')} of the source, which came along: {unread[0]}"
-            + (", ..." if len(unread) > 1 else "")
-        )
-    return notes

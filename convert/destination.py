@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rewired.cache import discard
 from rewired.quantities import size
 
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
     """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
-    check_keeps_source(out, source)
+    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
     if not (out.exists() or out.is_symlink()):
         return
     if not force:
@@ -22,12 +24,6 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
     is_checkpoint = out.is_dir() and not out.is_symlink() and ((out / "config.json").exists() or not any(out.iterdir()))
     if not is_checkpoint:
         raise ValueError(f"{out} is not a checkpoint folder, and --force replaces nothing else: choose another name.")
-
-
-def check_keeps_source(out: Path, source: Path | None) -> None:
-    """Raise ValueError if `out` is or holds the source."""
-    if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
-        raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -65,10 +61,10 @@ def staged_folder(out: Path) -> Iterator[Path]:
     lock = os.open(staging, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_still(lock, staging):
+        if not (staging.exists() and os.path.samestat(os.fstat(lock), staging.stat())):  # its run has just moved it
             raise BlockingIOError
         for leftover in staging.iterdir():
-            _remove(leftover)
+            discard(leftover)
         yield staging
         _swap(staging, out, replaced)
     except BlockingIOError:
@@ -89,7 +85,7 @@ def _swap(staging: Path, out: Path, replaced: Path) -> None:
     What a killed run moved to `replaced` is kept until the new checkpoint is in its place.
     """
     if out.exists():
-        _remove(replaced)
+        discard(replaced)
         out.rename(replaced)
         try:
             staging.rename(out)
@@ -98,19 +94,4 @@ def _swap(staging: Path, out: Path, replaced: Path) -> None:
             raise
     else:
         staging.rename(out)
-    _remove(replaced)
-
-
-def _is_still(handle: int, folder: Path) -> bool:
-    """Whether the folder that was opened as `handle` is the one of that name: another run may have moved it."""
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    discard(replaced)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from rewired.checkpoint.checkpoint import Checkpoint, gain_names
 from rewired.checkpoint.safetensors_header import TensorInfo
+from rewired.checkpoint.tensors import OnBytes
 from rewired.sources import Source
 
 from .destination import check_space
 from .plan import Plan
 from .request import Request
-
-OnBytes = Callable[[int, int], None]  # hears how many bytes more of weights are written, and of how many in all
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import cast_size, check_types
+from rewired.checkpoint.safetensors_header import cast_size, check_types
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 

@@ -45,7 +45,7 @@ class FitTable:
             self.is_begun = True
             self.bars.print("Mean square errors on held-out tokens, in units of the original's stream:")
             self._print("layer", "module", "its gain", "what it reads", "its neurons", "the stream after")
-        self.bars.show("layers", layer + 1, layers)
+        self.bars.show("refit: layer", layer + 1, layers)
         for fit in fits:
             parts = (fit.gain, fit.input, fit.placement, fit.output)
             self._print(str(fit.layer), fit.module, *("" if errors is None else _errors(errors) for errors in parts))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import cast_size, check_types
 from rewired.checkpoint.rewired_config import wired_config
+from rewired.checkpoint.safetensors_header import cast_size, check_types
 from rewired.model.wiring import Wiring
 from rewired.quantities import count, size
 from rewired.ranks import choose_device
@@ -33,19 +33,14 @@ def plan_rotation(checkpoint: Checkpoint, request: Request, wiring: Wiring) -> d
     if request.rotate is None:
         return None
     check_basis(checkpoint)
-    if request.rotate == "missing":
-        _check_misses(checkpoint, wiring)
-    shape, item_bytes = checkpoint.shape, 4 if (request.dtype or checkpoint.dtype) == "float32" else 2
-    head = shape.vocab_size * shape.hidden_size * item_bytes if shape.tie_word_embeddings else 0
-    return {"kind": request.rotate, "untied_head": head}
-
-
-def _check_misses(checkpoint: Checkpoint, wiring: Wiring) -> None:
-    if not any(module.leaves_channels for module in wiring.modules):
+    if request.rotate == "missing" and not any(module.leaves_channels for module in wiring.modules):
         raise ValueError(
             "--rotate missing orders channels by what is missing where they are not sent, and this wiring sends all: "
             "take --rotate hadamard, or partial layers, or a payload with channels of 0 bits."
         )
+    shape, item_bytes = checkpoint.shape, 4 if (request.dtype or checkpoint.dtype) == "float32" else 2
+    head = shape.vocab_size * shape.hidden_size * item_bytes if shape.tie_word_embeddings else 0
+    return {"kind": request.rotate, "untied_head": head}
 
 
 def text_of(request: Request) -> RefitRequest | None:

@@ -59,7 +59,7 @@ class LayerTable:
     @classmethod
     def of(cls, wiring: Wiring, tp_shards: int, dtype: str) -> LayerTable:
         def traffic(modules: Iterable[ModuleWiring]) -> Traffic:
-            return Traffic.of(modules, tp_shards, _item_bytes(dtype))
+            return Traffic.of(modules, tp_shards, _ITEM_BYTES.get(dtype, 2))
 
         rows = [
             (region.layers, region_name(region), traffic(wiring.modules[index] for index in region.module_indices))
@@ -87,7 +87,7 @@ def notes_on_ranks(wiring: Wiring, shape: Shape, tp_shards: int, dtype: str) -> 
     notes, dense = [], Wiring.dense(wiring.num_layers, wiring.hidden_size)
     for ranks in (ranks for ranks in (2, 4, 8) if shape.most_shards % ranks == 0):
         before, *sent = (
-            Traffic.of(each.modules, ranks, _item_bytes(dtype), held).bytes_sent
+            Traffic.of(each.modules, ranks, _ITEM_BYTES.get(dtype, 2), held).bytes_sent
             for each, held in ((dense, 1), (wiring, tp_shards // ranks), (wiring, 1))
         )
         now, anew = (f"{each / 1024:.1f} KiB ({each / before:.0%} of dense)" for each in sent)
@@ -95,7 +95,3 @@ def notes_on_ranks(wiring: Wiring, shape: Shape, tp_shards: int, dtype: str) -> 
         ways = [now] * runs + [f"{anew} with --tp-shards {ranks}"] * (not runs or now != anew)
         notes.append(f"A token costs each of {ranks} ranks {', or '.join(ways)}.")
     return notes
-
-
-def _item_bytes(dtype: str) -> int:
-    return _ITEM_BYTES.get(dtype, 2)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rewired.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint, inside, read_json
-from rewired.checkpoint.dtypes import cast_size, needs_cast
-from rewired.checkpoint.foreign_code import Dropped, copy_without_foreign_code, note_on_dropped, without_foreign_code
+from rewired.checkpoint.checkpoint import INDEX, SINGLE, inside
+from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_config import write_code
-from rewired.checkpoint.safetensors_header import read_header
+from rewired.checkpoint.safetensors_header import cast_size, needs_cast, read_header
 from rewired.checkpoint.tensors import check_finite, read_tensor, save_like, save_tensors, write_index
-from rewired.model.regions import parse_regions
-from rewired.rotate.request import RECORD
 from rewired.sources.hub import COMPANION_FILES
 
 from .card import model_card
@@ -25,10 +22,9 @@ from .job import Job
 
 # a single file cannot have an index beside it: transformers would not look at the index
 _SINGLE_OF_SEVERAL, _NEW = "model-00001-of-00002.safetensors", "model-gains.safetensors"
-_CHUNK = 16 << 20  # bytes copied at a time
 
 
-def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Mapping[str, Path]) -> list[str]:
+def write(job: Job, config: Mapping[str, Any], notes: list[str], fitted: Mapping[str, Path]) -> list[str]:
     """Write all that belongs into the output; tensors that were `fitted` come from the files named there.
 
     Returns the notes of the model card: `notes`, and one on code that did not come along.
@@ -36,41 +32,25 @@ def write(job: Job, config: Mapping[str, Any], notes: Sequence[str], fitted: Map
     _write_weights(job, fitted)
     folder, staging = job.checkpoint.folder, job.staging
     _, of_config = without_foreign_code((folder / "config.json").read_text(encoding="utf-8"))
-    dropped = {"config.json": of_config, **_copy_companions(folder, staging)}
-    notes = [*notes, *note_on_dropped(dropped)]
+    foreign = {"config.json": of_config, **_copy_companions(folder, staging)}
+    if entries := [f"{entry} of {file}" for file, found in foreign.items() for entry in found]:
+        code = "The source's own code does not come along, and what points to it was dropped"
+        notes = [*notes, f"{code}: {'; '.join(entries)}."]
     (staging / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    card = model_card(
-        job.out,
-        job.source.base_model,
-        folder,
-        job.plan.table,
-        notes,
-        job.request.command,
-        is_stock=job.request.to_stock,
-        is_rotated=RECORD in config,
-        refitted=_refitted(config),
-    )
-    (staging / "README.md").write_text(card, encoding="utf-8")
+    (staging / "README.md").write_text(model_card(job, config, notes), encoding="utf-8")
     if not job.request.to_stock:
         write_code(job.checkpoint.shape.family, staging)
     return notes
 
 
-def _copy_companions(source: Path, target: Path) -> dict[str, Dropped]:
-    """Copy the small files that go along, such as tokenizer and licence; returns what was dropped of each."""
+def _copy_companions(source: Path, target: Path) -> dict[str, list[str]]:
+    """Copy the small files that go along, such as tokenizer and licence; returns what pointed to code in each."""
     paths = {path for pattern in COMPANION_FILES for path in source.glob(pattern) if path.is_file()}
-    dropped = dict[str, Dropped]()
+    foreign = dict[str, list[str]]()
     for name in sorted(str(path.relative_to(source)) for path in paths):
         (target / name).parent.mkdir(exist_ok=True)
-        dropped[name] = copy_without_foreign_code(inside(source, name), target / name)
-    return dropped
-
-
-def _refitted(config: Mapping[str, Any]) -> str:
-    """The layers whose weights were fitted to what they read."""
-    entries = config.get("refit", {}).get("wiring", [])
-    regions = parse_regions(entries, config["num_hidden_layers"])
-    return ", ".join(region.layers for region in regions if not region.is_dense)
+        foreign[name] = copy_without_foreign_code(inside(source, name), target / name)
+    return foreign
 
 
 def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:
@@ -94,11 +74,12 @@ def _write_weights(job: Job, fitted: Mapping[str, Path]) -> None:
     _place(unchanged, staging, copy, on_part)
     new = {name: path for name, path in fitted.items() if name not in tensors}
     if new:
-        _gather(new, _free(staging / _NEW))
+        gathered = {name: read_tensor(path, name) for name, path in new.items()}
+        save_tensors(gathered, _free(staging / _NEW), {"format": "pt"})
         if (staging / SINGLE).exists():
             (staging / SINGLE).rename(staging / _SINGLE_OF_SEVERAL)
     if new or (job.weights.folder / INDEX).is_file():
-        _write_index(job.weights, staging, is_same=not (new or dtype or lost))
+        write_index(staging, job.weights.folder)
 
 
 def _can_link(source: Path, folder: Path) -> bool:
@@ -112,16 +93,14 @@ def _can_link(source: Path, folder: Path) -> bool:
 
 
 def _place(files: Iterable[Path], folder: Path, copy: bool, on_bytes: Callable[[int], None]) -> None:
-    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every chunk copied."""
+    """Hard-link or copy weight files into `folder`; `on_bytes` hears of every file copied."""
     for file in files:
         source, target = file.resolve(), folder / file.name
-        if not copy:
+        if copy:
+            shutil.copyfile(source, target)
+            on_bytes(source.stat().st_size)
+        else:
             os.link(source, target)
-            continue
-        with source.open("rb") as reader, target.open("wb") as writer:
-            while chunk := reader.read(_CHUNK):
-                writer.write(chunk)
-                on_bytes(len(chunk))
 
 
 def _free(path: Path) -> Path:
@@ -155,17 +134,3 @@ def _rewrite(
         if tensors:
             save_like(path, tensors, folder)
         on_bytes(path.stat().st_size)
-
-
-def _gather(tensors: Mapping[str, Path], target: Path) -> None:
-    save_tensors({name: read_tensor(path, name) for name, path in tensors.items()}, target, {"format": "pt"})
-
-
-def _write_index(checkpoint: Checkpoint, staging: Path, is_same: bool) -> None:
-    """The source's index if nothing changed and transformers can read it, else a new one of the files in `staging`."""
-    old = read_json(checkpoint.folder / INDEX) if (checkpoint.folder / INDEX).is_file() else {}
-    metadata = old.get("metadata")
-    if is_same and isinstance(metadata, dict):
-        shutil.copyfile(inside(checkpoint.folder, INDEX), staging / INDEX)
-    else:
-        write_index(staging, metadata if isinstance(metadata, dict) else {})

@@ -16,8 +16,7 @@ import rewired
 from rewired.divergence import Divergence
 from rewired.loading import loading
 from rewired.quantities import count
-from rewired.text.chat_template import templated
-from rewired.text.tokenizer import load_tokenizer
+from rewired.text.tokenizer import load_tokenizer, templated
 from rewired.text.windows import windows_of
 from rewired.vllm_start import vllm_version
 

@@ -17,8 +17,8 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from rewired.text.chat_template import dated
 from rewired.text.conversations import Conversation, Document
+from rewired.text.tokenizer import dated
 from rewired.text.windows import added_before, tokens_of
 
 IGNORED = -100  # a label that no loss counts

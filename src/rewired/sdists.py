@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
+from html import unescape
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -71,21 +71,9 @@ def _links(page: str, options: dict[str, str]) -> list[str]:
         return [file.absolute().as_uri() for file in path.iterdir()]
     if path:
         page = (path / "index.html" if path.is_dir() else path).absolute().as_uri()
-    anchors = _Anchors()
     with _open(page, options) as reader:
-        anchors.feed(reader.read().decode())
-        return [urljoin(reader.url, href) for href in anchors.hrefs]
-
-
-class _Anchors(HTMLParser):
-    """The targets of a page's links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.hrefs += [value for name, value in attrs if tag == "a" and name == "href" and value]
+        hrefs = re.findall(r"""<a\s[^>]*?href=["']([^"']+)""", reader.read().decode(), re.IGNORECASE)
+        return [urljoin(reader.url, unescape(href)) for href in hrefs]
 
 
 def _open(address: str, options: dict[str, str]) -> HTTPResponse:

@@ -204,10 +204,6 @@ BAD_REQUESTS = {
     ),
     "more last layers than there are": (["source", "--ladder-layers", "-7"], "lie beyond the model"),
     "no range": (["source", "--ladder-layers", "upper"], "is not a range of layers"),
-    "a flag that --wiring stands for": (
-        ["source", "--desync-layers", "2-4"],
-        "instead of --desync-layers give --wiring",
-    ),
     "a bare dash": (["source", "--ladder-layers", "-"], "is not a range of layers"),
     "an unknown module": (["source", "--ladder-layers", "2-4:norm"], "is not a range of layers"),
     "a layer twice": (["source", "--ladder-layers", "2-4", "--wiring", "desync@3-5"], "Layer 3 is named twice"),

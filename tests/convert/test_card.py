@@ -6,12 +6,14 @@ import re
 import shlex
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from gguf import GGUFReader, GGUFWriter
 
+from rewired.convert import Request
 from rewired.convert.card import model_card
 from rewired.convert.traffic import LayerTable
 from rewired.model.wiring import Wiring
@@ -49,7 +51,13 @@ def test_its_blocks_can_be_pasted(out: str, tmp_path: Path, monkeypatch: pytest.
 )
 def test_an_original_on_the_hub_is_linked(base: str, called: str, tmp_path: Path) -> None:
     table = LayerTable.of(Wiring.from_json([{"layers": "0-2", "preset": "ladder"}], 2, 8), 1, "bfloat16")
-    card = model_card(Path("out"), base, tmp_path, table, [], "convert", False, False, "")
+    source, checkpoint, plan = (
+        SimpleNamespace(base_model=base),
+        SimpleNamespace(folder=tmp_path),
+        SimpleNamespace(table=table),
+    )
+    job: Any = SimpleNamespace(out=Path("out"), source=source, checkpoint=checkpoint, plan=plan, request=Request())
+    card = model_card(job, {"num_hidden_layers": 2}, [])
     assert called in card and "It stays under the original's licence." in card
 
 

@@ -20,7 +20,7 @@ from rewired.bench.models import SharedWeights, build
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.rewired_config import model_code
 from rewired.convert import RefitRequest, Request, convert
-from rewired.convert.options import regions_in
+from rewired.convert.request import regions_in
 from rewired.divergence import divergence
 from rewired.evaluate.evaluate import EvaluateRequest, evaluate
 from rewired.evaluate.measure import Runner
@@ -35,7 +35,8 @@ from tests.evaluate.world import tokenizer
 from .modeling_rewired_toy import RewiredToyConfig, RewiredToyForCausalLM, ToyConfig, ToyForCausalLM
 from .toy_family import TOY
 
-families.register(TOY)
+families.FAMILIES[TOY.model_type] = TOY
+families.register_classes(TOY)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 259,

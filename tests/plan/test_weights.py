@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rewired.checkpoint.memory import weight_bytes
 from rewired.checkpoint.named_shapes import find_shape
+from rewired.checkpoint.shape import weight_bytes
 from rewired.hardware import load as hardware
 from rewired.plan.compute import Rank
 from rewired.plan.engine import load

@@ -61,17 +61,10 @@ def without_metadata(path: Path) -> None:
     save_file(load_file(path), path)
 
 
-def with_other_numbers(path: Path) -> None:
-    """As a disk may give them back."""
-    content = bytearray(path.read_bytes())
-    content[-64:] = bytes(64)
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     "break_it",
-    [lambda path: path.write_bytes(b""), without_metadata, with_other_numbers],
-    ids=["empty", "bare", "other"],
+    [lambda path: path.write_bytes(b""), without_metadata],
+    ids=["empty", "bare"],
 )
 def test_a_kept_layer_that_is_broken_is_fitted_again(
     break_it: Callable[[Path], Any], refitted: Conversion, dense: Path, request_of: Request, tmp_path: Path

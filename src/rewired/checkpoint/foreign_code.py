@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,33 @@ _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_impl
 # as transformers reads them: an implementation can be a kernel on the hub, and another configuration file names any
 _ENTRIES = ("auto_map", "custom_pipelines", "configuration_files", *_IMPLEMENTATIONS)
 
-Dropped = list[tuple[str, Any]]  # entries that pointed to code, by name
 
+def without_foreign_code(text: str) -> tuple[Any, list[str]]:
+    """The JSON in `text` without entries that point to code; and those that are not ours, as users are told of them.
 
-def without_foreign_code(text: str) -> tuple[Any, Dropped]:
-    """The JSON in `text` without entries that point to code, and these. Raises ValueError where it is not JSON."""
-    dropped: Dropped = []
+    Raises ValueError where it is not JSON.
+    """
+    foreign = list[str]()
 
     def keep(entries: dict[str, Any]) -> dict[str, Any]:
         for name in _ENTRIES:
             if name in entries and type(entries[name]) is not int:  # a number is that of a token in a vocabulary
-                dropped.append((name, entries.pop(name)))
+                value = entries.pop(name)
+                if not (name == "auto_map" and is_ours(value)):
+                    foreign.append(f"{name} {json.dumps(value)}")
         return entries
 
-    return json.loads(text, object_hook=keep), dropped
+    return json.loads(text, object_hook=keep), foreign
 
 
-def copy_without_foreign_code(path: Path, copy: Path) -> Dropped:
+def copy_without_foreign_code(path: Path, copy: Path) -> list[str]:
     """Copy a file, of JSON all but the entries that point to code; returns these."""
-    value, dropped = None, Dropped()
+    value, foreign = None, list[str]()
     if path.suffix == ".json":
         with suppress(ValueError, RecursionError):  # transformers cannot read such a file either
-            value, dropped = without_foreign_code(path.read_text(encoding="utf-8"))
-    if dropped:
+            value, foreign = without_foreign_code(path.read_text(encoding="utf-8"))
+    if foreign:
         copy.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     else:
         shutil.copyfile(path, copy)
-    return dropped
-
-
-def note_on_dropped(dropped: Mapping[str, Dropped]) -> list[str]:
-    """A note for users on what was dropped of each file, apart from entries of our own."""
-    entries = [
-        f"{name} {json.dumps(value)} of {file}"
-        for file, entries in dropped.items()
-        for name, value in entries
-        if not (name == "auto_map" and is_ours(value))
-    ]
-    if not entries:
-        return []
-    return [f"The source's own code does not come along, and what points to it was dropped: {'; '.join(entries)}."]
+    return foreign

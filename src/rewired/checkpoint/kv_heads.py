@@ -16,10 +16,9 @@ from rewired.model.family import KV_HEADS
 from rewired.quantities import size
 
 from .checkpoint import Checkpoint
-from .memory import cache_bytes
 from .records import KV_HEAD_COPIES
 from .safetensors_header import read_header
-from .shape import Shape
+from .shape import Shape, cache_bytes
 from .tensors import OnBytes, check_finite, read_tensor, rewrite
 
 

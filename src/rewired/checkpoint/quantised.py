@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .safetensors_header import TensorInfo
@@ -14,10 +14,6 @@ _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 _SCALES = ("weight_scale", "scales")
 # what stands for a weight [out, in] where numbers are packed: its dimension that still counts, and that of the weight
 _PACKED = {"compressed-tensors": ("weight_packed", 0, 0), "gptq": ("qweight", 1, 0), "awq": ("qweight", 0, 1)}
-_SUFFIXES = (
-    *("weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_packed", "weight_shape"),
-    *("input_scale", "input_zero_point", "input_global_scale", "qweight", "qzeros", "scales", "g_idx"),
-)
 
 
 def knows_method(config: Mapping[str, Any]) -> bool:
@@ -64,7 +60,9 @@ def check_groups(config: Mapping[str, Any], inputs: Mapping[str, int], tp_shards
 
     `inputs` are the numbers of inputs of the projections whose columns shards share out, by name.
     """
-    for group in _group_sizes(config):
+    entry = config.get(ENTRY) or {}
+    of_groups = (group["weights"].get("group_size") for group in entry.get(_GROUPS, {}).values())
+    for group in (each for each in (entry.get("group_size"), *of_groups) if type(each) is int and each > 0):
         for name, size in inputs.items():
             if size // tp_shards % group:
                 raise ValueError(
@@ -87,20 +85,6 @@ def missing(name: str, shape: tuple[int, ...], tensors: Mapping[str, TensorInfo]
     if is_plain or any(path + scale in tensors for scale in _SCALES):
         return None
     return path + next(scale for scale in _SCALES if (scale == "weight_scale") == (packed == "weight_packed"))
-
-
-def is_part(name: str) -> bool:
-    """Whether a tensor belongs to a quantised weight."""
-    return name.rpartition(".")[2] in _SUFFIXES
-
-
-def _group_sizes(config: Mapping[str, Any]) -> Iterator[int]:
-    entry = config.get(ENTRY) or {}
-    sizes = [
-        entry.get("group_size"),
-        *(group["weights"].get("group_size") for group in entry.get(_GROUPS, {}).values()),
-    ]
-    return (size for size in sizes if type(size) is int and size > 0)
 
 
 def _scheme(weights: Mapping[str, Any], activations: Any = None) -> str:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 KV_HEAD_COPIES = "kv_head_copies"  # how often each KV head of the original is there
 
+# what each record has, as convert and adapt write it
+_FIT: dict[str, type] = {"base": dict, "wiring": list, "notes": list}
+_RECORDS: dict[str, dict[str, type]] = {
+    "rotation": {"kind": str, "base": str, "untied_head": int},
+    "calibrated": _FIT,
+    "refit": _FIT,
+    "adapted": {"base": dict, "layers": list, "ends": bool, "tokens": int},
+    "rewired_again": {"base": dict, "layers": list, "ends": bool, "before": list},
+}
+
 
 def check_records(config: Mapping[str, Any]) -> None:
     """Raise ValueError where a record of a rotation, a fit or a training is not as `convert` and `adapt` write it."""
-    for name, is_whole in _RECORDS.items():
-        if name in config and not (isinstance(config[name], Mapping) and is_whole(config[name])):
+    for name, kinds in _RECORDS.items():
+        if name in config and not _has(config[name], kinds):
             raise ValueError(
                 f"config.json's record '{name}' is not as convert and adapt write it: take config.json as it was."
             )
@@ -69,8 +79,18 @@ def check_tokens(config: Mapping[str, Any], file: str) -> None:
     """Raise ValueError where a special token that `file` names is no number."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = config.get(name)
-        if value is not None and not _are(int, value if isinstance(value, list) else [value]):
+        tokens = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(token) is int for token in tokens):
             raise ValueError(f"{file} has {name} {value!r}: it must be the number of a token, or a list of such.")
+
+
+def _has(record: Any, kinds: Mapping[str, type]) -> bool:
+    if not isinstance(record, dict) or any(type(record.get(entry)) is not kind for entry, kind in kinds.items()):
+        return False
+    base, shares = record.get("base"), record.get("shares", [])  # of channels that a rotation has found, on tokens
+    has_name = not isinstance(base, dict) or isinstance(base.get("name"), str)
+    are_rows = isinstance(shares, list) and all(isinstance(row, list) and len(row) == 3 for row in shares)
+    return has_name and are_rows and (not shares or type(record.get("tokens")) is int)
 
 
 _KINDS_OF_ATTENTION = ("full_attention", "sliding_attention")
@@ -82,46 +102,4 @@ _ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
     "longrope": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "proportional": (),
-}
-
-
-def _is_rotation(record: Mapping[str, Any]) -> bool:
-    texts = [record.get("kind"), record.get("base"), record.get("text", "")]
-    rows, tokens = record.get("shares", []), record.get("tokens", 0)
-    are_shares = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
-    is_found = "tokens" in record or not rows
-    return are_shares and is_found and _are(str, texts) and _are(int, [record.get("untied_head"), tokens])
-
-
-def _is_fit(record: Mapping[str, Any]) -> bool:
-    return _has_base(record) and _are(list, [record.get("wiring"), record.get("notes")])
-
-
-def _is_training(record: Mapping[str, Any]) -> bool:
-    layers = record.get("layers")
-    has_layers = isinstance(layers, list) and _are(int, layers)
-    return _has_base(record) and has_layers and _are(bool, [record.get("ends")]) and _are(int, [record.get("tokens")])
-
-
-def _is_rewiring(record: Mapping[str, Any]) -> bool:
-    layers, before = record.get("layers"), record.get("before")
-    are_lists = isinstance(layers, list) and _are(int, layers) and isinstance(before, list)
-    return _has_base(record) and are_lists and _are(str, before or []) and _are(bool, [record.get("ends")])
-
-
-def _has_base(record: Mapping[str, Any]) -> bool:
-    base = record.get("base")
-    return isinstance(base, Mapping) and isinstance(base.get("name"), str)
-
-
-def _are(kind: type, values: list[Any]) -> bool:
-    return all(type(value) is kind for value in values)
-
-
-_RECORDS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "rotation": _is_rotation,
-    "calibrated": _is_fit,
-    "refit": _is_fit,
-    "adapted": _is_training,
-    "rewired_again": _is_rewiring,
 }

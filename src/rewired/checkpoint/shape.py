@@ -1,4 +1,5 @@
-"""The shape of a model, read from its `config.json` without transformers: sizes, tensors, and the wiring it has."""
+"""The shape of a model, read from its `config.json` without transformers: sizes, tensors, memory,
+and the wiring it has."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from rewired.model.wiring import Wiring
 
 from .records import switch
 
-_MOST_LAYERS = 10_000  # a broken number must not fill the memory
+_ITEM = 2  # bytes of a 16-bit number
+USABLE = 0.9  # of a GPU's memory; the rest is for activations and the runtime
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Shape:
             family=family,
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
-            num_hidden_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
+            num_hidden_layers=_layers(config),
             intermediate_size=_size(config, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=_size(config, "num_key_value_heads", default=heads),
@@ -126,6 +128,18 @@ class Shape:
         return math.gcd(*self.family.divisible(self).values())
 
 
+def weight_bytes(shape: Shape, tp: int, item: float = _ITEM) -> float:
+    """Of one rank. Embeddings are whole on every rank; layers, whose numbers have `item` bytes, and head are shared."""
+    head = 0 if shape.tie_word_embeddings else shape.head_weights
+    layers = item * shape.num_hidden_layers * shape.layer_weights
+    return (layers + _ITEM * head) / tp + _ITEM * shape.head_weights
+
+
+def cache_bytes(shape: Shape, tp: int, tokens: int) -> float:
+    """Of the keys and values of one rank, for so many `tokens` in all sequences."""
+    return 2 * _ITEM * shape.num_hidden_layers * tokens * shape.num_key_value_heads / tp * shape.head_dim
+
+
 def family_in(config: Mapping[str, Any]) -> Family:
     """The family of a checkpoint's `config`. Raises ValueError for other families."""
     model_type = config.get("model_type")
@@ -144,13 +158,20 @@ def family_in(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None, most: int | None = None) -> int:
+def _layers(config: Mapping[str, Any]) -> int:
+    layers, most = _size(config, "num_hidden_layers"), 10_000  # a broken number must not fill the memory
+    if layers > most:
+        raise ValueError(
+            f"config.json has num_hidden_layers {layers}, more than any model's: it may be at most {most}."
+        )
+    return layers
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or value < 1:
         raise ValueError(f"config.json has {name} {value!r}: it must be a positive integer.")
-    if most is not None and value > most:
-        raise ValueError(f"config.json has {name} {value}, more than any model's: it may be at most {most}.")
     return value
 
 

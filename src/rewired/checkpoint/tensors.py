@@ -52,14 +52,17 @@ def save_like(source: Path, tensors: dict[str, Any], folder: Path) -> None:
     (folder / source.name).chmod(source.stat().st_mode)
 
 
-def write_index(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the index of all safetensors files in `folder`; its `metadata` with their size."""
+def write_index(folder: Path, source: Path) -> None:
+    """Write the index of all safetensors files in `folder`, with the metadata of that in `source` if it has one."""
+    metadata = read_json(source / INDEX).get("metadata") if (source / INDEX).is_file() else None
+    metadata = metadata if isinstance(metadata, dict) else {}
     tensors = {name: info for file in sorted(folder.glob("*.safetensors")) for name, info in read_header(file).items()}
     index = {
         "metadata": {**metadata, "total_size": sum(info.size for info in tensors.values())},
         "weight_map": {name: info.file for name, info in tensors.items()},
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    # in transformers' order
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def rewrite(
@@ -78,6 +81,6 @@ def rewrite(
         save_like(path, tensors_of(path), folder)
         on_bytes(path.stat().st_size, total)
     if (source.folder / INDEX).is_file():
-        write_index(folder, read_json(source.folder / INDEX).get("metadata", {}))
+        write_index(folder, source.folder)
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return Checkpoint.open(folder)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.checkpoint.memory import USABLE, cache_bytes, weight_bytes
 from rewired.checkpoint.named_shapes import find_shape
-from rewired.checkpoint.shape import Shape
+from rewired.checkpoint.shape import USABLE, Shape, cache_bytes, weight_bytes
 from rewired.model.payload import FULL
 from rewired.model.presets import STANDARD
 from rewired.model.wiring_text import wiring_text

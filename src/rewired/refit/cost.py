@@ -38,15 +38,12 @@ class Cost:
         has_local = any(module.reduce != "all" for module in wiring.modules)
         has_payload = any(module.keeps_payload for module in wiring.modules)
         streams = (3 + (has_local + has_payload) * tp_shards) * hidden
-        held_out_floats = max(2 * views * hidden, widest + hidden) // HELD_OUT
-        problem = max(views * _problem(hidden, hidden), _problem(widest, hidden))
+        held_out_floats = max(2 * views * hidden, widest + hidden if matrices else 0) // HELD_OUT
+        problem = max(views * _problem(hidden, hidden), _problem(widest, hidden)) if matrices else 0
         # three models from the first rewired layer on, one of them on held-out tokens alone, and at last all of them
         forward = 2 * layer * (HELD_OUT * (below + 2 * region) + region + 3 * above) // HELD_OUT
         activations = tokens * _FLOAT * (streams + streams // HELD_OUT + widest)
-        if not matrices:
-            held_out = tokens * _FLOAT * 2 * views * hidden // HELD_OUT
-            return cls(activations, 2 * layer * _FLOAT + held_out, tokens * forward, 0)
-        fits, solves = _arithmetic(shape, wiring, views)
+        fits, solves = _arithmetic(shape, wiring, views) if matrices else (0, 0)
         return cls(
             activations,
             2 * layer * _FLOAT + problem * _DOUBLE + tokens * _FLOAT * held_out_floats,

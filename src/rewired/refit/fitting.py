@@ -68,11 +68,8 @@ class Fit:
     @classmethod
     def from_json(cls, fit: dict[str, Any]) -> Fit:
         """The inverse of `dataclasses.asdict`."""
-        parts = {name: fit[name] for name in ("gain", "input", "placement", "output")}
-        errors = {
-            name: part and Errors(part["before"], part["after"], tuple(part["ridges"])) for name, part in parts.items()
-        }
-        return cls(fit["layer"], fit["module"], **errors)
+        parts: dict[str, Any] = {name: Errors(**part) if isinstance(part, dict) else part for name, part in fit.items()}
+        return cls(**parts)
 
 
 def fit_gain(module: RefitModule, batches: Sequence[Batch], device: torch.device) -> Errors:

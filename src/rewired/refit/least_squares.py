@@ -14,7 +14,7 @@ class Errors:
 
     before: float
     after: float
-    ridges: tuple[float | None, ...] = ()  # chosen for each problem; None where no ridge made its error smaller
+    ridges: Sequence[float | None] = ()  # chosen for each problem; None where no ridge made its error smaller
 
     @property
     def has_fit(self) -> bool:

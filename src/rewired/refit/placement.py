@@ -61,20 +61,16 @@ def best_shards(errors: torch.Tensor) -> torch.Tensor:  # [r, N] -> [N]
     Neurons lie in r blocks at first. Two shards share theirs out anew, each taking the half that it is better for,
     until a round over all pairs gains nothing.
     """
-    shards = _in_blocks(errors)
+    count, neurons = errors.shape
+    shards = torch.arange(count).repeat_interleave(neurons // count)
     before, total = float("inf"), _total(errors, shards)
     while total < before:
-        for one, other in combinations(range(len(errors)), 2):
+        for one, other in combinations(range(count), 2):
             both = ((shards == one) | (shards == other)).nonzero().flatten()
             better_for_one = both[(errors[one, both] - errors[other, both]).argsort(stable=True)]
             shards[better_for_one] = torch.tensor([one, other]).repeat_interleave(len(both) // 2)
         before, total = total, _total(errors, shards)
     return shards
-
-
-def _in_blocks(errors: torch.Tensor) -> torch.Tensor:
-    shards, neurons = errors.shape
-    return torch.arange(shards).repeat_interleave(neurons // shards)
 
 
 def _total(errors: torch.Tensor, shards: torch.Tensor) -> float:

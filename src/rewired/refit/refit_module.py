@@ -106,8 +106,4 @@ class _WithoutLastProjection(OnShards):
     """A module as its own `forward` should see it, with the identity for a last projection."""
 
     def __getattr__(self, name: str) -> Any:
-        return _same if name == self.writer else super().__getattr__(name)
-
-
-def _same(hidden_states: torch.Tensor) -> torch.Tensor:
-    return hidden_states
+        return nn.Identity() if name == self.writer else super().__getattr__(name)

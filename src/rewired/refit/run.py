@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rewired.cache import digest
+from rewired.cache import digest, discard
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.checkpoint.shape import family_in
 from rewired.divergence import Divergence
@@ -27,7 +27,7 @@ from .calibration import Calibration, load
 from .fitting import Fit
 from .request import RefitRequest
 from .sweep import BrokenWeightsError, Sweep
-from .weights import Finished, Weights, discard
+from .weights import Finished, Weights
 
 ALGORITHM_VERSION = 8  # increase it when the same text gives other weights: then no older run is continued
 
@@ -67,15 +67,11 @@ class RefitResult:
             return []
         sentences = []
         for name, part in (("what modules read", "input"), ("what they add", "output")):
-            errors = [getattr(fit, part) for fit in self.fits]
-            counts = Counter(ridge for error in errors if error for ridge in error.ridges)
-            chosen = sorted((ridge, times) for ridge, times in counts.items() if ridge is not None)
-            sentences.append(
-                f"for {name} "
-                + ", ".join([f"{ridge:g} ({count(times, 'time')})" for ridge, times in chosen] or ["none"])
-            )
-            if counts[None]:
-                sentences[-1] += f", and {count(counts[None], 'fit')} dropped"
+            ridges = [ridge for fit in self.fits if (errors := getattr(fit, part)) for ridge in errors.ridges]
+            counts, dropped = Counter(ridge for ridge in ridges if ridge is not None), ridges.count(None)
+            chosen = ", ".join(f"{ridge:g} ({count(times, 'time')})" for ridge, times in sorted(counts.items()))
+            rest = f", and {count(dropped, 'fit')} dropped" if dropped else ""
+            sentences.append(f"for {name} {chosen or 'none'}{rest}")
         return [f"Ridges, relative to the mean diagonal of each Gram matrix: {'; '.join(sentences)}."]
 
     def _placements(self) -> list[str]:

@@ -24,9 +24,8 @@ from rewired.model.wiring import Wiring
 from .activations import on_device, on_host
 from .calibration import Calibration
 from .fitting import TEACHER_SHARE, Batch, Fit, fit_gain, fit_input, fit_output
-from .layers import Layers
 from .refit_module import RefitModule
-from .weights import Finished, FinishedLayer, Weights
+from .weights import Finished, FinishedLayer, Layers, Weights
 
 _BATCH = 4096  # tokens that run together
 

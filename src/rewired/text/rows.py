@@ -112,7 +112,8 @@ def _json_rows(path: Path) -> Iterator[Row]:
         first = next((line for line in file if line.strip()), b"").removeprefix(_BOM).strip()
         file.seek(0)
         if first.startswith(b"["):
-            yield from _list_rows(path, file.read())
+            values = enumerate(_parse(file.read(), str(path)), start=1)
+            yield from (Row(number, json.dumps(value)) for number, value in values)
             return
         if path.suffix == ".json" and not _is_json(first):  # it may go on in the next line
             raise ValueError(
@@ -123,15 +124,6 @@ def _json_rows(path: Path) -> Iterator[Row]:
                 yield _line_row(number, line.removeprefix(_BOM))
 
 
-def _list_rows(path: Path, content: bytes) -> Iterator[Row]:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} cannot be read ({error}).") from None
-    for number, value in enumerate(_parse(text, str(path)), start=1):
-        yield Row(number, json.dumps(value))
-
-
 def _line_row(number: int, line: bytes) -> Row:
     try:
         return Row(number, line.decode("utf-8"))
@@ -139,7 +131,7 @@ def _line_row(number: int, line: bytes) -> Row:
         return Row(number, "", str(error))
 
 
-def _parse(text: str, where: str) -> Any:
+def _parse(text: str | bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

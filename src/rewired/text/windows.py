@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from jinja2.exceptions import TemplateError
 
-from .chat_template import templated
 from .conversations import Document
+from .tokenizer import templated
 
 WINDOW = 512  # tokens
 _LONGEST_TOKEN = 32  # characters: more than the tokens of any text have on average

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewired.adapt.data.tokens import IGNORED, Encoder, _one_at_a_time, training_template
-from rewired.text.chat_template import DAY
 from rewired.text.conversations import Conversation
+from rewired.text.tokenizer import DAY
 from tests.adapt.world import CHATML
 from tests.evaluate.world import tokenizer
 
