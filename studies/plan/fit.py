@@ -82,7 +82,7 @@ def _nearest(starts: Mapping[str, float], errors: Callable[[Mapping[str, float]]
         return dict(zip(starts, np.exp(logs).tolist(), strict=True))
 
     found = least_squares(lambda logs: errors(values(logs)), np.log([*starts.values()]), diff_step=1e-3, max_nfev=30)
-    return {name: float(f"{value:.4g}") for name, value in values(found.x).items()}
+    return {name: float(f"{value:.6g}") for name, value in values(found.x).items()}
 
 
 def parameters(values: Mapping[str, float]) -> dict[str, Any]:
