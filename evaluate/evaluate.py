@@ -172,10 +172,7 @@ def _check(
         windows_of(text, tokenizer, request.window, request.text_tokens)
     if request.retrieval:
         retrieval.items_of(tokenizer, [min(_lengths(models[0], request))])
-    titles = [task.entry.title for task in tasks if task.entry.chat]
-    if titles and tokenizer.chat_template is None:
-        raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
-    if titles:
+    if any(task.entry.chat for task in tasks):
         with loading(f"The chat template of {models[0].name} cannot be used"):
             templated([{"role": "user", "content": "Hello"}], tokenizer)
     if runner.engine == VLLM and tasks:
@@ -194,21 +191,15 @@ def _collect_logs(
     """Each model's answers to each task, title -> model -> logs."""
     logs: dict[str, dict[str, Logs]] = {task.entry.title: {} for task in tasks}
     for model in models:
-        pending = []
-        for task in tasks:
-            file = answers.cache_file(model, task, settings)
-            known = None if request.fresh else answers.known(file, task)
-            if known is None:
-                pending.append((task.entry, file))
-            else:
-                logs[task.entry.title][model.name] = known
+        files = {task.entry: answers.cache_file(model, task, settings) for task in tasks}
+        pending = [entry for entry, file in files.items() if request.fresh or not file.is_file()]
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
-        if pending:  # of two metrics of one task, the answers are the same
-            once = list({file: (entry, file) for entry, file in pending}.values())
+        if pending:
+            once = {files[entry]: entry for entry in pending}  # of two metrics of one task, the answers are the same
             runner.run_tasks(model, models[0], once, request.data, request.runs_code)
-        for entry, file in pending:
+        for entry, file in files.items():
             logs[entry.title][model.name] = answers.read(file)
     return logs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ class Runner:
 def run_tasks(
     model: Model,
     tokenizer_of: Model,
-    pending: Sequence[tuple[Entry, Path]],
+    pending: Mapping[Path, Entry],
     rows: Path | None,
     runs_code: bool,
     runner: Runner,
@@ -92,9 +92,9 @@ def run_tasks(
     Prompts are tokenised as for `tokenizer_of`: the model's own tokenizer may add a BOS where another one does not.
     """
     free_memory()
-    tasks = [harness.load_task(entry, rows, runs_code) for entry, _ in pending]
+    tasks = {file: harness.load_task(entry, rows, runs_code) for file, entry in pending.items()}
     with _asked(model, tokenizer_of, runner) as askable:
-        for number, (task, (_, file)) in enumerate(zip(tasks, pending, strict=True), start=1):
+        for number, (file, task) in enumerate(tasks.items(), start=1):
             announce(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
             with _explain_oom():
                 logs = harness.run_task(askable(task), task, runs_code)
