@@ -251,7 +251,8 @@ def _notes(request: EvaluateRequest, runner: Runner) -> list[str]:
 def _versions(runner: Runner) -> dict[str, str]:
     """Of all packages that answers depend on. Raises ValueError where the engine is not installed."""
     versions = {
-        "rewired": f"{rewired.__version__}+{answers.code_sha256()[:12]}",
+        "rewired": rewired.__version__,
+        "its code": f"SHA-256 {answers.code_sha256()[:12]}",
         "lm_eval": harness.HARNESS,
         "torch": torch.__version__,
         "transformers": transformers.__version__,

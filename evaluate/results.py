@@ -43,6 +43,11 @@ class TaskResult:
     versions: dict[str, Any] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def scale(self) -> int:
+        """From values to what reports print: shares in per cent."""
+        return 100 if self.is_share else 1
+
 
 @dataclass(frozen=True)
 class Average:

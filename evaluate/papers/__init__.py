@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -18,20 +18,14 @@ class Paper:
     rows: dict[str, Sequence[float]]  # per cent, but for perplexities
     lower_is_better: Sequence[str] = ()
 
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        """The columns that are shares, and count in an average."""
-        return tuple(column for column in self.columns if column not in self.lower_is_better)
+    def row(self, name: str) -> dict[str, float]:
+        """The values of a row by column."""
+        return dict(zip(self.columns, self.rows[name], strict=True))
 
-    def value(self, row: str, column: str) -> float | None:
-        return self.rows[row][self.columns.index(column)] if column in self.columns else None
-
-    def average(self, row: str, columns: Sequence[str]) -> float | None:
-        """Over those of `columns` that the table has and that are shares."""
-        values = [
-            value for column in self.averaged if column in columns and (value := self.value(row, column)) is not None
-        ]
-        return sum(values) / len(values) if values else None
+    def average(self, values: Mapping[str, float]) -> float | None:
+        """Over those of `values`, by column, that are shares in the table."""
+        shares = [values[column] for column in self.columns if column in values and column not in self.lower_is_better]
+        return sum(shares) / len(shares) if shares else None
 
 
 def load_paper(name: str) -> Paper:

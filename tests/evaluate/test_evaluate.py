@@ -65,7 +65,9 @@ def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(world / name, dtype=torch.float32)
         lm = HFLM(model, tokenizer=tokenizer(), batch_size=4)
         loaded = [one for task in tasks for one in task.loaded.values()]
-        direct = simple_evaluate(lm, tasks=loaded, limit=4, bootstrap_iters=0, task_manager=harness._manager(whole=False))
+        direct = simple_evaluate(
+            lm, tasks=loaded, limit=4, bootstrap_iters=0, task_manager=harness._manager(whole=False)
+        )
         assert direct
         for task in results.tasks:
             metric, _, filter_name = task.metric.partition(",")
