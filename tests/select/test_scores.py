@@ -123,39 +123,3 @@ def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path:
     with pytest.raises(ValueError, match="gives no finite KL: are the checkpoint's weights whole"):
         select(str(source), tmp_path / "choice", ask(text))
     assert not list((tmp_path / "cache").glob("scores/*/*"))
-
-
-@pytest.fixture(scope="module")
-def kept(dense: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of a whole scoring."""
-    folder = tmp_path_factory.mktemp("kept")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REWIRED_CACHE", str(folder / "cache"))
-        select(str(dense), folder / "choice", ask(text))
-    return folder / "cache"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "{", "[]", '{"scores": []}', '{"0": {"single": 1}}', '{"0": {"single": "x", "pair": 1}}', '{"0": 1}'),
-        *(
-            '{"0": {"single": null, "pair": 1}}',
-            '{"1": {"single": 1, "pair": null}}',
-            '{"4": {"single": 1, "pair": 1}}',
-        ),
-    ],
-)
-def test_a_broken_cache_is_said(content: str, kept: Path, dense: Path, text: Path, tmp_path: Path) -> None:
-    (scores,) = shutil.copytree(kept, tmp_path / "cache").glob("scores/*/ladder.json")
-    scores.write_text(content)
-    with pytest.raises(ValueError, match=r"ladder.json is broken .*: remove it, and what it held is scored again"):
-        select(str(dense), tmp_path / "again", ask(text))
-
-
-def test_a_broken_measurement_is_said(dense: Path, text: Path, tmp_path: Path) -> None:
-    cache = select(str(dense), tmp_path / "choice", ask(text, measure=True)).cache
-    for path in cache.folder.glob("measured-*.json"):
-        path.write_text('{"converted": "a", "refitted": 1.0, "standard_error": null}')
-    with pytest.raises(ValueError, match=r"measured-.*.json is broken .*: remove it"):
-        select(str(dense), tmp_path / "again", ask(text, measure=True))

@@ -95,8 +95,14 @@ BAD = {
     "mix": (["--wirings", "mix", "--budget", "2"], "give --exposed or --bytes instead of --budget"),
     "too many": (["--budget", "5"], "--budget 5 does not fit: the model has 4 layers"),
     "too exposed": (["--exposed", "8"], "--exposed 8 does not fit"),
-    "not exposed enough": (["--wirings", "parallel", "--exposed", "3"], "and with all layers parallel for 4"),
-    "no bytes": (["--wirings", "int8", "--bytes", "0.4"], "with all layers standard+int8 it is 1."),
+    "not exposed enough": (
+        ["--wirings", "parallel", "--exposed", "3"],
+        "and no choice of parallel takes less than 4",
+    ),
+    "no bytes": (
+        ["--wirings", "int8", "--bytes", "0.4"],
+        "and no choice of standard+int8 takes less than 1.",
+    ),
     "all bytes": (["--wirings", "mix", "--bytes", "1"], "--bytes 1 does not fit"),
     "no shards": (["--budget", "2", "--tp-shards", "0"], "tp_shards is 0: it must be an integer of at least 1"),
     "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),

@@ -86,6 +86,10 @@ def entries(choice: Choice) -> list[dict[str, Any]]:
     return regions
 
 
+def dense_layers(choice: Choice) -> int:
+    return choice.count(STANDARD)
+
+
 def exposed(choice: Choice) -> int:
     """How many all-reduces a token waits for."""
     return Wiring.from_json(entries(choice), len(choice), hidden_size=1).exposed
@@ -113,16 +117,12 @@ def least(layers: int, names: Sequence[str], amount: Amount) -> int:
     return amount((STANDARD,) * layers) + sum(min(own.values()) for own in units(layers, names, amount))
 
 
-def last(layers: int, name: str, budget: int | None, limit: tuple[Amount, int] | None) -> Choice:
-    """The papers' choice: the last `budget` layers, or as few as let a token take no more than a `limit` of an amount.
+def last(layers: int, name: str, amount: Amount, most: int) -> Choice:
+    """The papers' choice: as few of the last layers as let a token take no more than `most` of an amount.
 
     All layers have to be enough for that.
     """
-    choices = [(STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1)]
-    if budget is not None:
-        return choices[budget]
-    assert limit is not None, "there is one of both"
-    amount, most = limit
+    choices = ((STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1))
     return next(choice for choice in choices if amount(choice) <= most)
 
 

@@ -83,8 +83,7 @@ def _select(
     """
     interrupted = "interrupted; scores are kept: the same command continues with them."
     with report_errors("rewired select", interrupted), Bars() as bars:
-        if bars.is_terminal:  # a log has one sentence where something is refused
-            bars.spin("reading the model and the text")
+        bars.spin("reading the model and the text")
         from .request import SelectRequest
         from .select import estimate, select
 

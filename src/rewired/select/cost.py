@@ -74,7 +74,7 @@ def _of_pair(shape: Shape, tp_shards: int, tokens: int, name: str, layer: int) -
 
 def _of_choice(shape: Shape, tp_shards: int, request: SelectRequest) -> Cost:
     """Of the papers' choice, as an example of one within the budget."""
-    choice = last(shape.num_hidden_layers, request.names[0], request.budget, request.limit(shape))
+    choice = last(shape.num_hidden_layers, request.names[0], *request.limit(shape))
     return Cost.of(shape, shape.wiring(entries(choice)), tp_shards, request.tokens)
 
 

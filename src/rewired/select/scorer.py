@@ -36,7 +36,8 @@ class Scorer:
 
     def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore, on_step: OnStep) -> None:
         """Add to `cache` the scores of the wirings `names` that it lacks."""
-        missing = [[name for name in names if layer not in cache.read(name)] for layer in range(self.layers)]
+        known = {name: cache.read(name) for name in names}
+        missing = [[name for name in names if layer not in known[name]] for layer in range(self.layers)]
         if not any(missing):
             return
         on_step("running the original")

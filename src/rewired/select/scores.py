@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rewired.cache import cache_folder, write_whole
 
 from .choice import Price
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,10 +20,6 @@ class LayerScore:
 
     single: float  # of the layer alone
     pair: float | None  # of the layer and the next one; None for the last
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for numbers that are no KL."""
-        _check_finite(self.single, 0.0 if self.pair is None else self.pair)
 
 
 @dataclass(frozen=True)
@@ -38,89 +30,57 @@ class MeasuredKL:
     refitted: float
     standard_error: float | None  # of `refitted`
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for numbers that are no KL."""
-        _check_finite(self.converted, self.refitted, 0.0 if self.standard_error is None else self.standard_error)
-
 
 class ScoreCache:
     """The scores of one model on one text, and the measurements of its choices: JSON files in the user's cache.
 
-    `settings` identify the model and the text. The file of a wiring grows with each of its `layers` that is scored.
+    `settings` identify the text and the model, which has so many `layers`.
     """
 
     def __init__(self, settings: Mapping[str, Any], layers: int) -> None:
-        self.settings, self.layers = dict(settings), layers
-        self.folder = cache_folder() / "scores" / _digest(self.settings)
-        self.scores: dict[str, dict[int, LayerScore]] = {}
+        self.layers = layers
+        self.folder = cache_folder() / "scores" / _digest(settings)
 
     def read(self, wiring: str) -> dict[int, LayerScore]:
-        """The scores of `wiring`, by layer. Raises ValueError where the file of them is broken."""
-        if wiring not in self.scores:
-            self.scores[wiring] = _read(self.folder / _file(wiring), self._scores) or {}
-        return self.scores[wiring]
+        """The scores of `wiring` that there are, by layer."""
+        files = {layer: self._score(wiring, layer) for layer in range(self.layers)}
+        return {layer: LayerScore(**json.loads(file.read_text())) for layer, file in files.items() if file.is_file()}
 
     def add(self, wiring: str, layer: int, score: LayerScore) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.scores.pop(wiring, None)  # another run may have added some
-            self.read(wiring)[layer] = score
-            self._write(_file(wiring), {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
+        write_whole(self._score(wiring, layer), json.dumps(asdict(score)))
 
     def measured(self, entries: Sequence[Mapping[str, Any]]) -> MeasuredKL | None:
         """The measurement of the choice with these wiring entries, if there is one."""
-        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda numbers: MeasuredKL(**numbers))
+        file = self._measurement(entries)
+        return MeasuredKL(**json.loads(file.read_text())) if file.is_file() else None
 
     def add_measured(self, entries: Sequence[Mapping[str, Any]], measured: MeasuredKL) -> None:
-        self._write(f"measured-{_digest(entries)}.json", asdict(measured))
+        write_whole(self._measurement(entries), json.dumps(asdict(measured)))
 
     def price(self, names: Sequence[str]) -> Price:
         """What choices among the wirings `names` cost, all of whose layers are scored."""
+        scores = {name: self.read(name) for name in names}
+
+        def excess(name: str, layer: int) -> float:
+            """What `layer` and the next one cost together beyond what they cost alone.
+
+            They may cost less, where the second's refit mends what the first left; many in a row do not.
+            """
+            one, other = scores[name][layer], scores[name][layer + 1]
+            assert one.pair is not None, "only the last layer has no neighbour"
+            return max(0.0, one.pair - one.single - other.single)
+
         return Price(
-            [{name: self.read(name)[layer].single for name in names} for layer in range(self.layers)],
+            [{name: scores[name][layer].single for name in names} for layer in range(self.layers)],
             # neighbours of two kinds are not scored together: halfway between the kinds
-            lambda layer, one, other: (self._excess(one, layer) + self._excess(other, layer)) / 2,
+            lambda layer, one, other: (excess(one, layer) + excess(other, layer)) / 2,
         )
 
-    def _excess(self, wiring: str, layer: int) -> float:
-        """What `layer` and the next one cost together beyond what they cost alone.
+    def _score(self, wiring: str, layer: int) -> Path:
+        return self.folder / f"{wiring.replace('/', '-')}-{layer}.json"
 
-        They may cost less, where the second's refit mends what the first left; many in a row do not.
-        """
-        one, other = self.read(wiring)[layer], self.read(wiring)[layer + 1]
-        assert one.pair is not None, "only the last layer has no neighbour"
-        return max(0.0, one.pair - one.single - other.single)
-
-    def _scores(self, written: dict[str, dict[str, float]]) -> dict[int, LayerScore]:
-        """Scores as they were written. Raises ValueError for layers that the model has not."""
-        scores = {int(layer): LayerScore(**score) for layer, score in written.items()}
-        for layer, score in scores.items():
-            if not 0 <= layer < self.layers or (score.pair is None) != (layer == self.layers - 1):
-                raise ValueError(f"layer {layer} cannot have {score}")
-        return scores
-
-    def _write(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, json.dumps(value, indent=2) + "\n")
-
-
-def _file(wiring: str) -> str:
-    return f"{wiring.replace('/', '-')}.json"
-
-
-def _read(path: Path, make: Callable[[Any], T]) -> T | None:
-    """What `make` makes of the JSON in `path`; None where there is no file. Raises ValueError where it is broken."""
-    if not path.is_file():
-        return None
-    try:
-        return make(json.loads(path.read_text()))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is broken ({error}): remove it, and what it held is scored again.") from None
-
-
-def _check_finite(*numbers: float) -> None:
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError(f"{numbers} are no finite numbers")
+    def _measurement(self, entries: Sequence[Mapping[str, Any]]) -> Path:
+        return self.folder / f"measured-{_digest(entries)}.json"
 
 
 def _digest(value: Any) -> str:

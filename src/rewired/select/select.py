@@ -86,7 +86,7 @@ def select(
         job.score(on_score, on_step)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
-        if (papers := last(len(choice), request.names[0], request.budget, request.limit(checkpoint.shape))) != choice:
+        if (papers := last(len(choice), request.names[0], *request.limit(checkpoint.shape))) != choice:
             candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
@@ -146,7 +146,8 @@ class _Job:
     def cost(self) -> SelectCost:
         """Of what is not known yet."""
         layers = range(self.checkpoint.shape.num_hidden_layers)
-        missing = {name: [layer for layer in layers if layer not in self.cache.read(name)] for name in self.names}
+        known = {name: self.cache.read(name) for name in self.names}
+        missing = {name: [layer for layer in layers if layer not in known[name]] for name in self.names}
         return SelectCost.of(self.checkpoint.shape, self.tp_shards, self.request, missing)
 
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
@@ -157,14 +158,11 @@ class _Job:
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most the limit of what a token may take."""
-        layers, price = self.checkpoint.shape.num_hidden_layers, self.cache.price(self.names)
-        if limit := self.request.limit(self.checkpoint.shape):
-            amount, most = limit
-            dense = amount((STANDARD,) * layers)
-            choice = choose(price, units(layers, self.names, amount), range(-dense, most - dense + 1))
-        else:
-            assert self.request.budget is not None, "there is one of them"
-            choice = choose(price, [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers, [self.request.budget])
+        layers, (amount, most) = self.checkpoint.shape.num_hidden_layers, self.request.limit(self.checkpoint.shape)
+        dense = amount((STANDARD,) * layers)
+        least = most if self.request.budget is not None else 0
+        saved = range(least - dense, most - dense + 1)
+        choice = choose(self.cache.price(self.names), units(layers, self.names, amount), saved)
         assert choice is not None, "budgets that nothing fits are refused at the start"
         return choice
 
