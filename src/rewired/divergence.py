@@ -52,13 +52,8 @@ def divergence(
 def _compare_window(
     logits_original: torch.Tensor, logits_rewired: torch.Tensor, window: torch.Tensor
 ) -> np.ndarray:  # [T - 1, 3 + len(TOP)]
-    last = len(window) - 1
-    chunks = [(start, min(start + _CHUNK, last)) for start in range(0, last, _CHUNK)]
-    rows = [
-        _compare(logits_original[start:stop], logits_rewired[start:stop], window[start + 1 : stop + 1])
-        for start, stop in chunks
-    ]
-    return torch.cat(rows).cpu().numpy()
+    chunks = zip(*(each.split(_CHUNK) for each in (logits_original[:-1], logits_rewired[:-1], window[1:])), strict=True)
+    return torch.cat([_compare(*chunk) for chunk in chunks]).cpu().numpy()
 
 
 def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
