@@ -102,17 +102,17 @@ def run_tasks(
                 answers.write(file, logs)
 
 
-def compare(
-    original: Model, others: Sequence[Model], text: str, tokens: int, window: int, runner: Runner
-) -> list[Divergence]:
-    """Each of `others` against `original` on the first `tokens` of `text`; two models are in memory at a time."""
+def compare(models: Sequence[Model], text: str, tokens: int, window: int, runner: Runner) -> dict[str, Divergence]:
+    """Each other model against the first, on the first `tokens` of `text`; two models are in memory at a time."""
+    original, *others = models
     windows = windows_of(text, load_tokenizer(original.folder), window, tokens)
     loaded_original = _load(original, runner)
-    divergences = []
+    divergences = {}
     for other in others:
         loaded = _load(other, runner)
         with _explain_oom(), Progress(f"{other.name}: divergence of window", len(windows)) as progress:
-            divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance))
+            compared = divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance)
+        divergences[other.name] = compared
         del loaded
         free_memory()
     return divergences
