@@ -28,7 +28,6 @@ from .harness import MissingRowsError, Task
 from .measure import VLLM, Runner
 from .models import Model, check_together, open_model, original_of
 from .names import as_file_name, names_of
-from .papers import load_paper
 from .results import ModelInfo, Results, average_of, compile_tasks
 from .suites import Suite, choose, load_suite
 
@@ -99,7 +98,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         settings=settings,
         gate=gate.name if gate else None,
         checks=passing,
-        paper=load_paper(suite.paper) if suite and suite.paper else None,
+        paper=suite.paper if suite else None,
     )
 
 

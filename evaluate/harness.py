@@ -21,8 +21,8 @@ from rewired.extras import missing
 from rewired.quantities import count
 
 from . import benchmarks, code_execution
-from .confinement import check_confinement
 from .metrics import LOSS, OF_WORDS, Metric, metric_of, pair
+from .sandbox import check_confinement
 from .suites import Entry
 
 SEED = 1234  # of shots and of sampled generations

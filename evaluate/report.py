@@ -9,16 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rewired import tables
 from rewired.divergence import Divergence
 from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
 from rewired.quantities import count
 
 from .gates import FAILED, PASSED, UNDECIDED, Check, verdict
-from .papers import Paper
 from .results import Average, Results, TaskResult
 from .retrieval import DEPTHS
 from .statistics import LEVEL
+from .suites import Paper
 
 
 def write_report(results: Results, command: str, date: str, folder: Path) -> None:
@@ -258,5 +259,4 @@ def _p(p: float) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "&#124;") for cell in line) + " |" for line in lines)
+    return tables.markdown(head, rows).rstrip()

@@ -13,8 +13,8 @@ from rewired.divergence import Divergence
 from .answers import Logs, paired
 from .gates import Check
 from .harness import Task
-from .papers import Paper
 from .statistics import Delta, Score, delta, score, significant
+from .suites import Paper
 
 
 @dataclass(frozen=True)

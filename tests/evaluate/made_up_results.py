@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from rewired.divergence import Divergence
-from rewired.evaluate.papers import Paper
 from rewired.evaluate.results import Average, ModelInfo, Results, TaskResult, average_of
 from rewired.evaluate.statistics import Delta, Score
+from rewired.evaluate.suites import Paper
 
 COMMAND, DATE = "evaluate dense hybrid tuned --suite mine", "2030-01-02 03:04 UTC"
 WIRING = [{"layers": "2-4", "preset": "ladder"}]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rewired.evaluate.cli import _print
-from rewired.evaluate.papers import Paper
 from rewired.evaluate.report import markdown, write_report
 from rewired.evaluate.results import Average, Results, average_of
 from rewired.evaluate.statistics import Delta, Score
+from rewired.evaluate.suites import Paper
 
 from .made_up_results import (
     COMMAND,
