@@ -67,9 +67,7 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
     for task in loaded.values():
         task.set_config("num_fewshot", shots)
         if shots and not task.sampler.df:
-            raise MissingRowsError(
-                f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}."
-            )
+            raise ValueError(f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}.")
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
         _check_code(entry, runs_code)
     metric, filter_name = _metric(entry, loaded)
@@ -106,10 +104,6 @@ def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_si
     return HFLM(model, tokenizer=tokenizer, batch_size=batch_size)
 
 
-class MissingRowsError(ValueError):
-    """The rows of a known task cannot be loaded."""
-
-
 def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str, Any]:
     """The harness's tasks of an entry, by name: one, or all of a group's."""
     try:
@@ -118,14 +112,10 @@ def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str
             loaded: dict[str, Any] = manager.load(task)["tasks"]
     except ImportError as error:
         raise ValueError(missing("evaluate", f"Task {entry.task}", error.name or str(error))) from None
-    except ValueError as error:
-        raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
-    except (OSError, LookupError, RuntimeError) as error:  # what `datasets` raises when it cannot get a dataset
+    except (ValueError, OSError, LookupError, RuntimeError) as error:  # what `datasets` raises without a dataset
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise MissingRowsError(
-            f"Task {entry.task} cannot be loaded: {reason}. Without a hub, `rewired data fetch benchmarks DIR` and "
-            "--data DIR have most rows."
-        ) from None
+        hint = "" if rows else " Without a hub, `rewired data fetch benchmarks DIR` and --data DIR have most rows."
+        raise ValueError(f"Task {entry.task} cannot be loaded: {reason}.{hint}") from None
     return loaded
 
 

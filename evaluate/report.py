@@ -44,10 +44,8 @@ def markdown(results: Results, command: str, date: str) -> str:
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
-        if by_model:
-            parts += [f"## Divergence on {plain(text)}", _divergence_table(results, text)]
-    remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
-    remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
+        parts += [f"## Divergence on {plain(text)}", _divergence_table(results, by_model)]
+    remarks = [*results.notes, *(f"{task.title}: {task.note}." for task in results.tasks if task.note)]
     if remarks:
         parts += ["## Remarks", "\n".join(f"- {plain(remark)}" for remark in remarks)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -211,8 +209,7 @@ def _paper_table(results: Results, paper: Paper) -> str:
     return f"{about}\n\n" + _table(["", *map(plain, titles), "average"], rows)
 
 
-def _divergence_table(results: Results, text: str) -> str:
-    by_model = results.divergences[text]
+def _divergence_table(results: Results, by_model: Mapping[str, Divergence]) -> str:
     first = next(iter(by_model.values()))
     head = [
         "model",

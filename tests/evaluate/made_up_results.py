@@ -70,7 +70,6 @@ def results(**changes: Any) -> Results:
         "tasks": [MMLU, PERPLEXITY],
         "average": None,
         "divergences": {"prose.txt": {"hybrid": DIVERGENCE, "tuned": replace(DIVERGENCE, kl=0.01)}},
-        "left_out": {"HE+": "No package has its rows."},
         "notes": ["Perplexity ran in transformers."],
         "settings": SETTINGS,
         "paper": PAPER,
@@ -87,7 +86,7 @@ def shares(*titles: str) -> dict[str, Any]:
 def alone(of: Results) -> Results:
     """The same of the original alone."""
     own = [replace(each, scores={"dense": each.scores["dense"]}, deltas={}, significant={}) for each in of.tasks]
-    return replace(of, models=of.models[:1], tasks=own, divergences={"prose.txt": {}})
+    return replace(of, models=of.models[:1], tasks=own, divergences={})
 
 
 def section(text: str, heading: str) -> str:

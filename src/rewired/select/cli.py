@@ -97,18 +97,10 @@ def _select(
             request,
             revision=revision,
             on_score=partial(_scored, bars),
-            on_step=partial(_step, bars),
+            on_step=bars.print,
             on_layer=lambda name, layer, layers: bars.show(f"refitting {name}", layer + 1, layers),
         )
     _print(done, request.names, _conversion(done, source, request, revision))
-
-
-def _step(bars: Bars, what: str) -> None:
-    """Say what begins; sentences, as that on the cost, stay."""
-    if what.endswith(".") or not bars.is_terminal:
-        bars.print(what)
-    else:
-        bars.spin(what)
 
 
 def _scored(bars: Bars, name: str, layer: int, layers: int, score: LayerScore) -> None:
