@@ -76,7 +76,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     runner = runner.with_dtype_of(models[0].folder)
     settings = _settings(request, runner, models[0])
     if runner.engine == VLLM and tasks:
-        vllm_engine.check(models, runner.device_type, runner.weights_dtype, runner.ranks)
+        vllm_engine.check(models, runner.device_type, runner.dtype, runner.ranks)
     names = [model.name for model in models]
     logs = _collect_logs(models, tasks, request, runner, settings)
     results = compile_tasks(tasks, logs, names)
@@ -180,7 +180,7 @@ def _collect_logs(
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
         if pending:
             once = {files[entry]: entry for entry in pending}  # of two metrics of one task, the answers are the same
-            runner.run_tasks(model, models[0], once, request.data, request.runs_code)
+            runner.run(measure.run_tasks, model, models[0], once, request.data, request.runs_code)
         for entry, file in files.items():
             logs[entry.title][model.name] = answers.read(file)
     return logs
@@ -231,7 +231,7 @@ def _settings(request: EvaluateRequest, runner: Runner, original: Model) -> dict
     return {
         "answers": {
             "engine": runner.engine,
-            "dtype": runner.weights_dtype,
+            "dtype": runner.dtype,
             "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
             "rows": [benchmarks.PACKAGE.requirement] if request.data else "hub",
             "tokenizer": original.tokenizer_sha256,
