@@ -106,9 +106,11 @@ def units(layers: int, names: Sequence[str], amount: Amount) -> list[dict[str, i
 
     An all-reduce is waited for by who reads next, so what layers save adds up.
     """
-    dense = amount((STANDARD,) * layers)
+    dense = (STANDARD,) * layers
+    whole = amount(dense)
     return [
-        {name: amount(_only(layer, name, layers)) - dense for name in (STANDARD, *names)} for layer in range(layers)
+        {name: amount((*dense[:layer], name, *dense[layer + 1 :])) - whole for name in (STANDARD, *names)}
+        for layer in range(layers)
     ]
 
 
@@ -124,7 +126,3 @@ def last(layers: int, name: str, amount: Amount, most: int) -> Choice:
     """
     choices = ((STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1))
     return next(choice for choice in choices if amount(choice) <= most)
-
-
-def _only(layer: int, name: str, layers: int) -> Choice:
-    return (STANDARD,) * layer + (name,) + (STANDARD,) * (layers - layer - 1)
