@@ -89,7 +89,7 @@ def _select(
 
         request = SelectRequest(wirings, budget, exposed, share, tp_shards, text, tokens, measure)
         if dry_run:
-            print(estimate(source, request, revision=revision).note())
+            print(estimate(source, request, revision=revision))
             return
         done = select(
             source,

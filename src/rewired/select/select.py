@@ -27,7 +27,7 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
 
 from .choice import Choice, choose, entries, exposed, last, sent, units
-from .cost import SelectCost
+from .cost import note
 from .request import SelectRequest, check, check_fits, default_name
 from .scorer import OnScore, OnStep, Scorer
 from .scores import MeasuredKL, ScoreCache
@@ -82,7 +82,7 @@ def select(
     with destination.staged_folder(target) as staging:
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
-        on_step(job.cost().note())
+        on_step(job.note())
         job.score(on_score, on_step)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
@@ -97,8 +97,8 @@ def select(
     return selection
 
 
-def estimate(source: str, request: SelectRequest, *, revision: str | None = None) -> SelectCost:
-    """What `select` would cost, without running a model. Raises ValueError as it does.
+def estimate(source: str, request: SelectRequest, *, revision: str | None = None) -> str:
+    """The sentence on what `select` would cost, without running a model. Raises ValueError as it does.
 
     Scores that are known from earlier runs are left out where the model is on this machine.
     """
@@ -109,9 +109,9 @@ def estimate(source: str, request: SelectRequest, *, revision: str | None = None
         tp_shards = check_fits(request, checkpoint)
         check_text(request.text)
         if any(checkpoint.folder.glob("*.safetensors")):
-            return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).cost()
+            return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).note()
         layers = range(checkpoint.shape.num_hidden_layers)
-        return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
+        return note(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
 
 
 def _check_free(out: Path) -> None:
@@ -143,12 +143,12 @@ class _Job:
         }
         self.cache = ScoreCache(settings, checkpoint.shape.num_hidden_layers)
 
-    def cost(self) -> SelectCost:
-        """Of what is not known yet."""
+    def note(self) -> str:
+        """On what is not known yet."""
         layers = range(self.checkpoint.shape.num_hidden_layers)
         known = {name: self.cache.read(name) for name in self.names}
         missing = {name: [layer for layer in layers if layer not in known[name]] for name in self.names}
-        return SelectCost.of(self.checkpoint.shape, self.tp_shards, self.request, missing)
+        return note(self.checkpoint.shape, self.tp_shards, self.request, missing)
 
     def score(self, on_score: OnScore, on_step: OnStep) -> None:
         weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
