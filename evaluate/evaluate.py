@@ -44,7 +44,6 @@ class EvaluateRequest:
 
     original: str
     others: Sequence[str] = ()
-    control: str | None = None  # a dense model after the same training
     suite: str | None = None
     tasks: Sequence[str] = ()
     limit: int | None = None
@@ -69,7 +68,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         benchmarks.check(request.data)
     entries = choose(suite, request.tasks, request.limit)
     tasks = [harness.load_task(entry, request.data, request.runs_code) for entry in entries]
-    models, roles = _open_models(request)
+    models = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     _check(models, tasks, texts, request, runner.ranks)
     lengths = _lengths(models[0], request.retrieval)
@@ -91,7 +90,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
-        models=[_info(model, role) for model, role in zip(models, roles, strict=True)],
+        models=[_info(model, "rewired" if index else "original") for index, model in enumerate(models)],
         tasks=results,
         average=average_of(results, names),
         divergences=divergences,
@@ -110,7 +109,7 @@ def _with_original(request: EvaluateRequest) -> EvaluateRequest:
         return request
     if not (request.texts or request.gate):
         raise ValueError("Nothing would be measured: name --suite or --tasks, or leave out --no-text.")
-    if request.others or request.control:
+    if request.others:
         return request
     name = request.original
     original = original_of(name)
@@ -138,17 +137,14 @@ def _with_what_the_gate_asks(request: EvaluateRequest) -> EvaluateRequest:
     return replace(request, retrieval=request.retrieval or retrieval.LENGTHS)
 
 
-def _open_models(request: EvaluateRequest) -> tuple[list[Model], list[str]]:
-    given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
-    if request.control:
-        given.append((request.control, "control"))
-    names = names_of([name for name, _ in given])
-    models = [open_model(source, name) for (source, _), name in zip(given, names, strict=True)]
+def _open_models(request: EvaluateRequest) -> list[Model]:
+    given = [request.original, *request.others]
+    models = [open_model(source, name) for source, name in zip(given, names_of(given), strict=True)]
     file_names = [as_file_name(model.name) for model in models]
     for name in file_names:
         if file_names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
-    return models, [role for _, role in given]
+    return models
 
 
 def _check(

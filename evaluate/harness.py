@@ -69,7 +69,12 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
         if shots and not task.sampler.df:
             raise ValueError(f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}.")
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
-        _check_code(entry, runs_code)
+        if not runs_code:
+            raise ValueError(
+                f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or "
+                "name the other tasks with --tasks."
+            )
+        check_confinement()
     metric, filter_name = _metric(entry, loaded)
     versions = {name: task.VERSION for name, task in loaded.items()}
     return Task(entry, loaded, metric, filter_name, shots, versions, _note(loaded, rows, shots))
@@ -134,15 +139,6 @@ def _build_on_rows(manager: Any, name: str, rows: Path, shots: int) -> Any:
     # `TaskManager.load` takes no overrides for a task that it knows by name; the factory behind it does
     index = manager.task_index
     return TaskFactory().build(index[name], overrides={"class": PackagedTask}, registry=index)
-
-
-def _check_code(entry: Entry, runs_code: bool) -> None:
-    if not runs_code:
-        raise ValueError(
-            f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or name "
-            "the other tasks with --tasks."
-        )
-    check_confinement()
 
 
 def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric, str]:

@@ -20,7 +20,7 @@ from .suites import Paper
 @dataclass(frozen=True)
 class ModelInfo:
     name: str
-    role: str  # original, rewired or control
+    role: str  # original or rewired
     sha256: str
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -137,5 +137,4 @@ def _are_shares(parts: np.ndarray) -> bool:
 
 
 def _error_of_mean(errors: Sequence[float | None]) -> float | None:
-    known = [error for error in errors if error is not None]
-    return float(np.sqrt(np.square(known).sum()) / len(errors)) if len(known) == len(errors) else None
+    return None if None in errors else float(np.linalg.norm(np.array(errors, dtype=float)) / len(errors))
