@@ -22,8 +22,7 @@ from rewired.vllm_start import vllm_version
 
 from . import answers, benchmarks, harness, measure, retrieval, vllm_engine
 from .answers import Logs
-from .checks import checks
-from .gates import Gate
+from .gates import Gate, checks
 from .harness import Task
 from .measure import VLLM, Runner
 from .models import Model, check_together, open_model, original_of
