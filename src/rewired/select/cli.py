@@ -83,7 +83,6 @@ def _select(
     """
     interrupted = "interrupted; scores are kept: the same command continues with them."
     with report_errors("rewired select", interrupted), Bars() as bars:
-        bars.spin("reading the model and the text")
         from .request import SelectRequest
         from .select import estimate, select
 
@@ -97,7 +96,6 @@ def _select(
             request,
             revision=revision,
             on_score=partial(_scored, bars),
-            on_step=bars.print,
             on_layer=lambda name, layer, layers: bars.show(f"refitting {name}", layer + 1, layers),
         )
     _print(done, request.names, _conversion(done, source, request, revision))

@@ -17,6 +17,7 @@ from rewired.checkpoint.dtypes import check_types
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
+from rewired.progress import announce
 from rewired.ranks import choose_device
 from rewired.refit.activations import memory_errors
 from rewired.refit.calibration import Calibration
@@ -29,7 +30,7 @@ from rewired.text.documents import check as check_text
 from .choice import Choice, choose, entries, exposed, last, sent, units
 from .cost import note
 from .request import SelectRequest, check, check_fits, default_name
-from .scorer import OnScore, OnStep, Scorer
+from .scorer import OnScore, Scorer
 from .scores import MeasuredKL, ScoreCache
 
 OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
@@ -65,7 +66,6 @@ def select(
     revision: str | None = None,
     on_score: OnScore = lambda *_: None,
     on_layer: OnLayer = lambda *_: None,
-    on_step: OnStep = lambda _: None,
 ) -> Selection:
     """Score the layers of `source`, choose, measure, and write scores and choice to the folder `out`.
 
@@ -82,8 +82,8 @@ def select(
     with destination.staged_folder(target) as staging:
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
-        on_step(job.note())
-        job.score(on_score, on_step)
+        announce(job.note())
+        job.score(on_score)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
         if (papers := last(len(choice), request.names[0], *request.limit(checkpoint.shape))) != choice:
@@ -150,11 +150,11 @@ class _Job:
         missing = {name: [layer for layer in layers if layer not in known[name]] for name in self.names}
         return note(self.checkpoint.shape, self.tp_shards, self.request, missing)
 
-    def score(self, on_score: OnScore, on_step: OnStep) -> None:
+    def score(self, on_score: OnScore) -> None:
         weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
         with memory_errors():
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration)
-            scorer.run(self.names, self.cache, on_score, on_step)
+            scorer.run(self.names, self.cache, on_score)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most the limit of what a token may take."""
