@@ -42,7 +42,7 @@ class SelectRequest:
             return exposed, self.exposed
         if self.bytes is not None:
             amount = partial(sent, hidden_size=shape.hidden_size)
-            return amount, math.floor(self.bytes * amount((STANDARD,) * shape.num_hidden_layers))
+            return amount, math.floor(min(self.bytes, 1.0) * amount((STANDARD,) * shape.num_hidden_layers))
         assert self.budget is not None, "one of the three is given"
         return dense_layers, shape.num_hidden_layers - self.budget
 
