@@ -121,9 +121,10 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
 
     console = Console(markup=False)
     grid = new_table("KL(original || only this layer rewired), refitted", ("layer", *names, "chosen"), words=0)
+    scores = [done.cache.read(name) for name in names]
     for layer, own in enumerate(done.choice):
-        scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
-        grid.add_row(str(layer), *scores, "" if own == "standard" else own)
+        singles = (f"{of_wiring[layer].single:.4f}" for of_wiring in scores)
+        grid.add_row(str(layer), *singles, "" if own == "standard" else own)
     console.print(grid)
     headings = ("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     grid = new_table(None, headings, words=2)
