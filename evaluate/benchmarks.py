@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,13 @@ PACKAGE = Package(
 )
 HELD_OUT_SHOTS = 100  # validation rows that serve as shots, and are not asked: the package has no training rows
 
-Reader = Callable[[Path], list[dict[str, Any]]]  # of rows, out of the folder that `fetch` filled
-Splits = dict[str, Reader]
+
+@dataclass(frozen=True)
+class Rows:
+    """The readers of one dataset's splits."""
+
+    splits: dict[str, Callable[[Path], list[dict[str, Any]]]]
+    has_shots: bool = False  # of its validation rows
 
 
 def fetch(folder: Path) -> None:
@@ -62,26 +68,27 @@ def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> D
     """The splits of the hub's dataset `path`, configuration `name`. Raises ValueError if the package lacks them."""
     from datasets import Dataset, DatasetDict
 
+    rows = find_rows(path, name)
     splits: dict[str, list[dict[str, Any]]] = {"train": []}  # tasks look it up even where they take no shots
-    splits |= {split: read(folder) for split, read in readers(path, name).items()}
-    if "validation" in splits:
+    splits |= {split: read(folder) for split, read in rows.splits.items()}
+    if rows.has_shots:
         asked = max(len(splits["validation"]) - HELD_OUT_SHOTS, 0)
         splits["train"] = splits["validation"][asked:]
         splits["validation"] = splits["validation"][: asked if shots else None]
     return DatasetDict({split: Dataset.from_list(listed) for split, listed in splits.items()})
 
 
-def readers(path: str | None, name: str | None) -> Splits:
-    """Of the splits of a dataset of the hub. Raises ValueError if the package lacks it; a task's `path` may be None."""
+def find_rows(path: str | None, name: str | None) -> Rows:
+    """Raises ValueError if the package lacks this dataset of the hub; a task's `path` may be None."""
     if path == "cais/mmlu" and name:
-        return {split: _arrow(f"hails/mmlu_no_train/{name}/{split}") for split in ("dev", "test")}
-    splits = _SPLITS.get((path, name))
-    if splits is None:
+        return Rows({split: _arrow(f"hails/mmlu_no_train/{name}/{split}") for split in ("dev", "validation", "test")})
+    rows = _ROWS.get((path, name))
+    if rows is None:
         raise ValueError(f"the rows of {path or 'its dataset'} are on the hub alone: leave --data out, or this task")
-    return splits
+    return rows
 
 
-def _arrow(path: str) -> Reader:
+def _arrow(path: str) -> Callable[[Path], list[dict[str, Any]]]:
     """The reader of rows that `datasets` saved."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
@@ -92,7 +99,7 @@ def _arrow(path: str) -> Reader:
     return read
 
 
-def _asked(task: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> Reader:
+def _asked(task: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], list[dict[str, Any]]]:
     """The reader of rows out of saved requests; a row has several, and others with a high id for a baseline."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
@@ -118,28 +125,35 @@ def _choices(question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return row
 
 
-def _questions(task: str, question: str, arrow: str) -> Splits:
-    return {
-        "test": _asked(f"{task}/test_rc_5shot", _choices(question)),
-        "validation": _arrow(f"{arrow}/validation"),
-    }
+def _questions(task: str, question: str, arrow: str) -> Rows:
+    """Saved questions, whose training rows the package lacks."""
+    asked = _asked(f"{task}/test_rc_5shot", _choices(question))
+    return Rows({"test": asked, "validation": _arrow(f"{arrow}/validation")}, has_shots=True)
 
 
 def _only(*columns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda doc: {column: doc[column] for column in columns}
 
 
-_HUMANEVAL = _only("task_id", "prompt", "canonical_solution", "test", "entry_point")
-_SPLITS: dict[tuple[str | None, str | None], Splits] = {
+_ROWS: dict[tuple[str | None, str | None], Rows] = {
     ("allenai/ai2_arc", "ARC-Challenge"): _questions("arc_challenge", "question", "ai2_arc/ARC-Challenge"),
     ("allenai/ai2_arc", "ARC-Easy"): _questions("arc_easy", "question", "ai2_arc/ARC-Easy"),
     ("allenai/openbookqa", "main"): _questions("openbookqa", "question_stem", "openbookqa/main"),
-    ("Rowan/hellaswag", None): {"validation": _arrow("hellaswag/none/validation")},
-    ("baber/piqa", None): {"validation": _arrow("piqa/plain_text/validation")},
-    ("allenai/winogrande", "winogrande_xl"): {"validation": _arrow("winogrande/winogrande_xl/validation")},
-    ("EleutherAI/lambada_openai", "default"): {
-        "test": _asked("lambada/bpb_0shot", lambda doc: {"text": f"{doc['query']} {doc['choices'][0]}"})
-    },
-    ("openai/gsm8k", "main"): {"test": _asked("gsm8k/gold_bpb_5shot", _only("question", "answer"))},
-    ("openai/openai_humaneval", None): {"test": _asked("codex_humaneval/gold_bpb_0shot", _HUMANEVAL)},
+    ("Rowan/hellaswag", None): Rows({"validation": _arrow("hellaswag/none/validation")}, has_shots=True),
+    ("baber/piqa", None): Rows({"validation": _arrow("piqa/plain_text/validation")}, has_shots=True),
+    ("allenai/winogrande", "winogrande_xl"): Rows(
+        {"validation": _arrow("winogrande/winogrande_xl/validation")}, has_shots=True
+    ),
+    ("EleutherAI/lambada_openai", "default"): Rows(
+        {"test": _asked("lambada/bpb_0shot", lambda doc: {"text": f"{doc['query']} {doc['choices'][0]}"})}
+    ),
+    ("openai/gsm8k", "main"): Rows({"test": _asked("gsm8k/gold_bpb_5shot", _only("question", "answer"))}),
+    ("openai/openai_humaneval", None): Rows(
+        {
+            "test": _asked(
+                "codex_humaneval/gold_bpb_0shot",
+                _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
+            )
+        }
+    ),
 }
