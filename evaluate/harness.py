@@ -159,10 +159,9 @@ def _note(loaded: dict[str, Any], rows: Path | None, shots: int) -> str:
     """The remark on this task for readers of the results, or an empty string."""
     first = next(iter(loaded.values()))
     notes = [f"{len(loaded)} tasks, of which all items count alike"] if len(loaded) > 1 else []
-    if rows and shots and benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).has_shots:
-        held_out = benchmarks.HELD_OUT_SHOTS
-        notes.append(f"shots are drawn from the last {held_out} validation rows, which are not asked")
-    return "; ".join(notes)
+    if rows:
+        notes.append(benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).note(shots))
+    return "; ".join(note for note in notes if note)
 
 
 @cache

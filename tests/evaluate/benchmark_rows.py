@@ -116,6 +116,24 @@ CASES = [
         ],
     ),
     Case(
+        "sciq",
+        row := {
+            "question": "What do plants breathe in?",
+            "distractor3": "iron",
+            "distractor1": "gold",
+            "distractor2": "sand",
+            "correct_answer": "carbon dioxide",
+            "support": " Leaves take it from the air.",
+        },
+        "test",
+        f"{OLMO}/sciq/none/validation",
+        row,
+        [
+            ("Leaves take it from the air.\nQuestion: What do plants breathe in?\nAnswer:", f" {word}")
+            for word in ("gold", "sand", "iron", "carbon dioxide")
+        ],
+    ),
+    Case(
         "lambada_openai",
         {"text": "He looked for the key and found the key"},
         "test",
