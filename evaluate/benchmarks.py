@@ -91,7 +91,7 @@ def find_rows(path: str | None, name: str | None) -> Rows:
         return Rows({split: _arrow(f"hails/mmlu_no_train/{name}/{split}") for split in ("dev", "validation", "test")})
     rows = _ROWS.get((path, name))
     if rows is None:
-        raise ValueError(f"the rows of {path or 'its dataset'} are on the hub alone: leave --data out, or this task")
+        raise ValueError(f"the rows of {path or 'its dataset'} are only on the hub, and not in {PACKAGE.requirement}")
     return rows
 
 

@@ -23,12 +23,12 @@ from rewired.vllm_start import vllm_version
 from . import answers, benchmarks, harness, measure, retrieval, vllm_engine
 from .answers import Logs
 from .gates import Gate, checks
-from .harness import Task
+from .harness import MissingRowsError, Task
 from .measure import VLLM, Runner
 from .models import Model, check_together, open_model, original_of
 from .names import as_file_name, names_of
 from .results import ModelInfo, Results, average_of, compile_tasks
-from .suites import choose, load_suite
+from .suites import Suite, choose, load_suite
 
 PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
 _WITHOUT_VLLM = "Perplexity and divergence need all logits, and ran in transformers, not in vLLM."
@@ -63,10 +63,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     """
     request = _with_what_the_gate_asks(_with_original(request))
     suite = load_suite(request.suite) if request.suite else None
-    if request.data is not None:
-        benchmarks.check(request.data)
-    entries = choose(suite, request.tasks, request.limit)
-    tasks = [harness.load_task(entry, request.data, request.runs_code) for entry in entries]
+    tasks, left_out = _load_tasks(suite, request)
     models = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     _check(models, tasks, texts, request, runner.ranks)
@@ -94,6 +91,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         average=average_of(results, names),
         divergences=divergences,
         retrieval=found_again,
+        left_out=left_out,
         notes=[_WITHOUT_VLLM] if runner.engine == VLLM and texts else [],
         settings=settings,
         gate=gate.name if gate else None,
@@ -134,6 +132,22 @@ def _with_what_the_gate_asks(request: EvaluateRequest) -> EvaluateRequest:
     if gate.retrieval_loss is None:
         return request
     return replace(request, retrieval=request.retrieval or retrieval.LENGTHS)
+
+
+def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Task], dict[str, str]]:
+    """The tasks, and those of the suite that are left out because their rows are missing, title -> the reason."""
+    if request.data is not None:
+        benchmarks.check(request.data)
+    tasks, left_out = [], {}
+    for entry in choose(suite, request.tasks, request.limit):
+        try:
+            tasks.append(harness.load_task(entry, request.data, request.runs_code))
+        except MissingRowsError as error:
+            if request.tasks or request.data is None:
+                raise
+            left_out[entry.title] = str(error)
+            print(f"Left out: {error}", file=sys.stderr)
+    return tasks, left_out
 
 
 def _open_models(request: EvaluateRequest) -> list[Model]:

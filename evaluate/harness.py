@@ -67,7 +67,9 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
     for task in loaded.values():
         task.set_config("num_fewshot", shots)
         if shots and not task.sampler.df:
-            raise ValueError(f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}.")
+            raise MissingRowsError(
+                f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}."
+            )
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
         if not runs_code:
             raise ValueError(
@@ -109,6 +111,10 @@ def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_si
     return HFLM(model, tokenizer=tokenizer, batch_size=batch_size)
 
 
+class MissingRowsError(ValueError):
+    """The rows of a known task cannot be loaded."""
+
+
 def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str, Any]:
     """The harness's tasks of an entry, by name: one, or all of a group's."""
     try:
@@ -120,7 +126,7 @@ def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str
     except (ValueError, OSError, LookupError, RuntimeError) as error:  # what `datasets` raises without a dataset
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         hint = "" if rows else " Without a hub, `rewired data fetch benchmarks DIR` and --data DIR have most rows."
-        raise ValueError(f"Task {entry.task} cannot be loaded: {reason}.{hint}") from None
+        raise MissingRowsError(f"Task {entry.task} cannot be loaded: {reason}.{hint}") from None
     return loaded
 
 

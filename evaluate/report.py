@@ -45,7 +45,8 @@ def markdown(results: Results, command: str, date: str) -> str:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
         parts += [f"## Divergence on {plain(text)}", _divergence_table(results, by_model)]
-    remarks = [*results.notes, *(f"{task.title}: {task.note}." for task in results.tasks if task.note)]
+    remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
+    remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
         parts += ["## Remarks", "\n".join(f"- {plain(remark)}" for remark in remarks)]
     return "\n\n".join(part for part in parts if part) + "\n"

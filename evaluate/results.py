@@ -68,6 +68,7 @@ class Results:
     tasks: list[TaskResult]
     average: Average | None
     divergences: dict[str, dict[str, Divergence]]  # text -> model -> its divergence from the original
+    left_out: dict[str, str]  # task -> why
     notes: list[str]
     settings: dict[str, Any]
     retrieval: list[TaskResult] = field(default_factory=list)  # by length of text

@@ -57,14 +57,16 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_a_whole_report_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For a suite of our own."""
+    """For a suite of our own: left out is what no package has, and the report says so."""
     suite = tmp_path / "mine.yaml"
-    suite.write_text("tasks: [{task: piqa, metric: acc, column: PIQA}]")
+    suite.write_text("tasks: [{task: piqa, metric: acc, column: PIQA}, {task: wikitext, column: Wikitext}]")
     out = tmp_path / "out"
     arguments = ("dense", "ladder", "--suite", str(suite), "--data", "rows", "--out", str(out))
     assert run(monkeypatch, *arguments) == 0
 
-    assert "PIQA" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "PIQA" in printed.out
+    assert "Left out: Task wikitext cannot be loaded: the rows of EleutherAI/wikitext_document_level" in printed.err
     assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "samples"}
     results = json.loads((out / "results.json").read_text())
     assert results["command"] == "evaluate " + " ".join(arguments)
@@ -72,7 +74,7 @@ def test_a_whole_report_is_written(
     assert results["tasks"][0]["scores"]["dense"]["n"] == 12
     assert results["settings"]["answers"]["seed"] == 1234
     assert results["models"][1]["config"]["wiring"][1]["preset"] == "ladder"
-    assert "| PIQA |" in (out / "report.md").read_text()
+    assert "Wikitext: not run." in (out / "report.md").read_text()
     assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0
 
 

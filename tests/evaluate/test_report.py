@@ -168,7 +168,7 @@ def test_a_divergence_may_be_of_one_token() -> None:
     assert "1 predicted token in windows" in markdown(results(divergences=divergences), COMMAND, DATE)
 
 
-def test_the_report_says_what_was_run() -> None:
+def test_the_report_says_what_was_run_and_what_was_not() -> None:
     text = markdown(results(), COMMAND, DATE)
     assert text.startswith(
         f"# dense against hybrid, tuned\n\n    {COMMAND}\n\n{DATE}: suite mine, float32 on cpu, 2 ranks,"
@@ -178,6 +178,7 @@ def test_the_report_says_what_was_run() -> None:
     assert "rewired 0.1.0, lm_eval 0.4.13" in text
     assert "0.05 over a model's 2 tasks together (Holm)" in text
     assert section(text, "Remarks").split("\n")[1:-1] == [
+        "- HE+: not run. No package has its rows.",
         "- Perplexity ran in transformers.",
         "- WikiText: WikiText-2.",
     ]
@@ -196,7 +197,7 @@ def test_an_original_alone_has_scores_and_no_deltas() -> None:
 
 
 def test_a_divergence_alone_has_no_tasks() -> None:
-    text = markdown(results(suite=None, about="", tasks=[], notes=[]), COMMAND, DATE)
+    text = markdown(results(suite=None, about="", tasks=[], left_out={}, notes=[]), COMMAND, DATE)
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Divergence on prose.txt"]
 
 
