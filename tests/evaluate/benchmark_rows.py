@@ -172,6 +172,14 @@ CASES = [
         [("def add(a, b):\n",)],
     ),
     Case(
+        "truthfulqa_mc1",
+        {"question": "Is water wet?", "mc1_targets": {"choices": ["Yes.", "No."], "labels": [1, 0]}},
+        "validation",
+        "bigbench-1.0.0/bigbench/benchmark_tasks/truthful_qa/task_mc.json",
+        {"input": "Is water wet?", "target_scores": {"Yes.": 1, "No.": 0}},
+        [("Barcelona, Spain.\n\nQ: Is water wet?\nA:", " Yes."), ("Barcelona, Spain.\n\nQ: Is water wet?\nA:", " No.")],
+    ),
+    Case(
         "ifeval",
         row := {
             "key": 1,
@@ -222,8 +230,10 @@ def carry(folder: Path, file: str, rows: list[dict[str, Any]]) -> None:
             for index in (0, 1)
         ]
         path.write_bytes(gzip.compress("\n".join(map(json.dumps, asked)).encode()))
-    else:
+    elif file.endswith(".jsonl"):
         path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        path.write_text(json.dumps({"examples": rows} if file.endswith("task_mc.json") else rows))
 
 
 def mark_complete(folder: Path) -> Path:

