@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import rewired.model
 from rewired.cache import cache_folder, write_whole
@@ -59,6 +63,25 @@ def answering_code() -> list[Path]:
 def read(file: Path) -> Logs:
     with file.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def known(file: Path, task: Task) -> Logs | None:
+    """The answers to `task` in `file`; None where it is missing or, as is said on stderr, does not hold all of them."""
+    if not file.is_file():
+        return None
+    try:
+        logs = read(file)
+        for log in logs:
+            if log["filter"] == task.filter:
+                np.array(task.metric.parts(log["metrics"]), dtype=float).reshape(-1, 2)
+        distinct = {(log["task"], log["filter"], log["id"]) for log in logs if log.keys() >= {"doc", "responses"}}
+        if len(distinct) == len(logs) and Counter((of, filtered) for of, filtered, _ in distinct) == task.answers:
+            return logs
+        problem = f"{file} holds {len(distinct)} answers to {task.entry.task} and not {task.answers.total()}."
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        problem = f"{file} does not hold a model's answers to {task.entry.task}."
+    print(f"{problem} It is measured anew.", file=sys.stderr)
+    return None
 
 
 def write(file: Path, logs: Logs) -> None:

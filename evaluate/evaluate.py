@@ -183,7 +183,8 @@ def _collect_logs(
     logs: dict[str, dict[str, Logs]] = {task.entry.title: {} for task in tasks}
     for model in models:
         files = {task.entry: answers.cache_file(model, task, settings) for task in tasks}
-        pending = [entry for entry, file in files.items() if request.fresh or not file.is_file()]
+        known = {} if request.fresh else {task.entry: answers.known(files[task.entry], task) for task in tasks}
+        pending = [entry for entry in files if known.get(entry) is None]
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
@@ -191,7 +192,7 @@ def _collect_logs(
             once = {files[entry]: entry for entry in pending}  # of two metrics of one task, the answers are the same
             runner.run(measure.run_tasks, model, models[0], once, request.data, request.runs_code)
         for entry, file in files.items():
-            logs[entry.title][model.name] = answers.read(file)
+            logs[entry.title][model.name] = known.get(entry) or answers.read(file)
     return logs
 
 

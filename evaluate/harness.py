@@ -7,6 +7,7 @@ loads, and the sandbox for model-written code (`sandbox.py`).
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -46,6 +47,15 @@ class Task:
     shots: int
     versions: dict[str, Any]
     note: str  # how the rows differ from the hub's
+
+    @property
+    def answers(self) -> Counter[tuple[str, str]]:
+        """How many answers it has, by the harness's task and filter."""
+        counts = Counter[tuple[str, str]]()
+        for name, task in self.loaded.items():
+            items = len(task.eval_docs) if self.entry.limit is None else min(self.entry.limit, len(task.eval_docs))
+            counts.update({(name, filtered.name): items for filtered in task._filters})
+        return counts
 
 
 def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:

@@ -172,6 +172,28 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_task(
     assert len(asked) == 5
 
 
+def test_answers_that_are_damaged_are_asked_for_anew(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = evaluate(request(world, tasks=["piqa"]), RUNNER, tmp_path / "out")
+    (cached,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
+    for damage in (
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, lines[0]],
+        lambda lines: [lines[0]] * len(lines),
+        lambda lines: [line[: len(line) // 2] for line in lines],
+        lambda lines: [line.replace(b'"acc": [', b'"acc": ["x", ') for line in lines],
+        lambda lines: [line.replace(b'"acc"', b'"other"') for line in lines],
+        lambda lines: [],
+        lambda lines: [b"7"],
+        lambda lines: [b"\xff\xfe"],
+    ):
+        cached.write_bytes(b"\n".join(damage(cached.read_bytes().splitlines())))
+        assert evaluate(request(world, tasks=["piqa"]), RUNNER, tmp_path / "out").tasks == whole.tasks
+        said = capsys.readouterr().err
+        assert f"{cached} " in said and " It is measured anew.\n" in said, said
+
+
 def test_every_item_is_logged(world: Path, tmp_path: Path) -> None:
     evaluate(request(world, "ladder", tasks=("piqa",), limit=3), RUNNER, tmp_path / "out")
     for name in ("dense", "ladder"):
