@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rewired.checkpoint.checkpoint import Checkpoint, read_json
 from rewired.cli import report_errors
+from rewired.families import family_of
 from rewired.grid.size import TpSize
 from rewired.ranks import check_device
 from rewired.sources import checkpoint_folder
@@ -52,11 +55,11 @@ def _generate(
         size = TpSize.parse(tp, "--tp")
         _check(prompt, size, chat, dtype)
         check_device(device)
+        folder = checkpoint_folder(source)
+        _check_split(folder, size.x)  # before torch is loaded
         from .generate import Prompt, generate
 
-        generate(
-            checkpoint_folder(source), Prompt(prompt, max_new_tokens, temperature, seed, chat), size, dtype, device
-        )
+        generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), size, dtype, device)
 
 
 def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str) -> None:
@@ -68,3 +71,12 @@ def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str) -> None:
         raise ValueError("A chat runs on one rank: give a --prompt, or leave --tp out.")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"--dtype {dtype} is not known: choose auto, float32, bfloat16 or float16.")
+
+
+def _check_split(folder: Path, ranks: int) -> None:
+    """Raise ValueError if `ranks` ranks cannot hold equal parts of the model in `folder`; `generate` alone judges other
+    families."""
+    if family_of(read_json(folder / "config.json").get("model_type")):
+        checkpoint = Checkpoint.open(folder)
+        tp_shards = checkpoint.shards() if checkpoint.wiring.depends_on_shards else None
+        checkpoint.shape.family.check_ranks(checkpoint.shape, ranks, tp_shards)
