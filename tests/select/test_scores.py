@@ -123,3 +123,37 @@ def test_broken_weights_are_said_and_not_kept(dense: Path, text: Path, tmp_path:
     with pytest.raises(ValueError, match="gives no finite KL: are the checkpoint's weights whole"):
         select(str(source), tmp_path / "choice", ask(text))
     assert not list((tmp_path / "cache").glob("scores/*/*"))
+
+
+@pytest.fixture(scope="module")
+def kept(dense: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of a whole scoring."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REWIRED_CACHE", str(folder / "cache"))
+        select(str(dense), folder / "choice", ask(text))
+    return folder / "cache"
+
+
+@pytest.mark.parametrize(
+    ("layer", "content"),
+    [
+        *((0, content) for content in ("", "{", "[]", "1", '{"scores": []}', '{"single": 1}')),
+        *((0, f'{{"single": {single}, "pair": 1}}') for single in ('"x"', "null", "NaN")),
+        (1, '{"single": 1, "pair": null}'),
+        (3, '{"single": 1, "pair": 1}'),
+    ],
+)
+def test_a_broken_cache_is_said(layer: int, content: str, kept: Path, dense: Path, text: Path, tmp_path: Path) -> None:
+    (score,) = shutil.copytree(kept, tmp_path / "cache").glob(f"scores/*/ladder-{layer}.json")
+    score.write_text(content)
+    with pytest.raises(ValueError, match=r"ladder-.\.json is broken .*: remove it, and what it held is scored again"):
+        select(str(dense), tmp_path / "again", ask(text))
+
+
+def test_a_broken_measurement_is_said(dense: Path, text: Path, tmp_path: Path) -> None:
+    cache = select(str(dense), tmp_path / "choice", ask(text, measure=True)).cache
+    for path in cache.folder.glob("measured-*.json"):
+        path.write_text('{"converted": "a", "refitted": 1.0, "standard_error": null}')
+    with pytest.raises(ValueError, match=r"measured-.*.json is broken .*: remove it"):
+        select(str(dense), tmp_path / "again", ask(text, measure=True))
