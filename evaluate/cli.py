@@ -44,6 +44,9 @@ def _evaluate(
         ),
     ],
     rewired: Annotated[list[str] | None, typer.Argument(help="The models to compare with it, named likewise.")] = None,
+    control: Annotated[
+        str | None, _on_what("A dense model after the same training; it gets a column of its own.", metavar="MODEL")
+    ] = None,
     suite: Annotated[
         str | None, _on_what("quick, gate, ladder-table4, ladder-table3, caat-table1, or the path of a YAML file.")
     ] = None,
@@ -133,7 +136,7 @@ def _evaluate(
         cards = [card_in(model) for model in rewired or [original]] if card else []
         texts = [] if no_text else text or [PACKAGED_TEXT]
         request = EvaluateRequest(
-            original, rewired or [], suite, names, limit, texts, text_tokens, window, data, run_model_code,
+            original, rewired or [], control, suite, names, limit, texts, text_tokens, window, data, run_model_code,
             fresh,
             load_gate(gate) if gate else None,
             positive_integers("--retrieval", retrieval, "lengths") if retrieval else (),
@@ -143,7 +146,7 @@ def _evaluate(
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         write_report(results, command, date, folder)
-        for path, name in zip(cards, results.checks, strict=False):
+        for path, name in zip(cards, results.checks, strict=False):  # a control's is not written
             note_gate(path, results, name, command, date)
         _print(markdown(results, command, date))
         print(f"wrote {folder / 'report.md'}, results.json and the answers to each item")

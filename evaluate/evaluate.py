@@ -43,6 +43,7 @@ class EvaluateRequest:
 
     original: str
     others: Sequence[str] = ()
+    control: str | None = None  # a dense model after the same training
     suite: str | None = None
     tasks: Sequence[str] = ()
     limit: int | None = None
@@ -64,7 +65,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     request = _with_what_the_gate_asks(_with_original(request))
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
-    models = _open_models(request)
+    models, roles = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     _check(models, tasks, texts, request, runner.ranks)
     lengths = _lengths(models[0], request.retrieval)
@@ -86,7 +87,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
-        models=[_info(model, "rewired" if index else "original") for index, model in enumerate(models)],
+        models=[_info(model, role) for model, role in zip(models, roles, strict=True)],
         tasks=results,
         average=average_of(results, names),
         divergences=divergences,
@@ -106,7 +107,7 @@ def _with_original(request: EvaluateRequest) -> EvaluateRequest:
         return request
     if not (request.texts or request.gate):
         raise ValueError("Nothing would be measured: name --suite or --tasks, or leave out --no-text.")
-    if request.others:
+    if request.others or request.control:
         return request
     name = request.original
     original = original_of(name)
@@ -150,14 +151,19 @@ def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Tas
     return tasks, left_out
 
 
-def _open_models(request: EvaluateRequest) -> list[Model]:
+def _open_models(request: EvaluateRequest) -> tuple[list[Model], list[str]]:
+    """The models, and each one's role: original, rewired or control."""
     given = [request.original, *request.others]
+    roles = ["original", *["rewired"] * len(request.others)]
+    if request.control:
+        given.append(request.control)
+        roles.append("control")
     models = [open_model(source, name) for source, name in zip(given, names_of(given), strict=True)]
     file_names = [as_file_name(model.name) for model in models]
     for name in file_names:
         if file_names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
-    return models
+    return models, roles
 
 
 def _check(

@@ -20,7 +20,7 @@ from .suites import Paper
 @dataclass(frozen=True)
 class ModelInfo:
     name: str
-    role: str  # original or rewired
+    role: str  # original, rewired or control
     sha256: str
     config: dict[str, Any] = field(default_factory=dict)
 

@@ -102,9 +102,9 @@ def test_the_items_of_a_group_count_alike(world: Path, tmp_path: Path, monkeypat
 
 
 def test_the_same_weights_in_our_class_answer_the_same(world: Path, tmp_path: Path) -> None:
-    asked = request(world, "standard", "ladder", texts=(PACKAGED_TEXT,))
+    asked = request(world, "standard", texts=(PACKAGED_TEXT,), control=str(world / "ladder"))
     results = evaluate(asked, RUNNER, tmp_path / "out")
-    assert [model.role for model in results.models] == ["original", "rewired", "rewired"]
+    assert [model.role for model in results.models] == ["original", "rewired", "control"]
     for task in results.tasks:
         assert task.deltas["standard"].value == 0
         assert not task.significant["standard"]
