@@ -200,13 +200,17 @@ def _paper_table(results: Results, paper: Paper) -> str:
         f"**{plain(model.name)}**": {task.title: task.scale * task.scores[model.name].value for task in results.tasks}
         for model in results.models
     }
+    about = f"{paper.source}: {paper.model}. The average is over the columns shown."
+    averaged = [column for column in paper.columns if column not in paper.lower_is_better]
+    if not set(averaged) <= set(titles):
+        whole = ", ".join(f"{name} {paper.average(values):.2f}" for name, values in published.items())
+        about += f" Over all that the paper averages, which is {', '.join(averaged)}: {whole}."
     rows = []
     for name, values in (published | ours).items():
         shown = {title: values[title] for title in titles if title in values}
         average = paper.average(shown)
         cells = [f"{shown[title]:.2f}" if title in shown else "" for title in titles]
         rows.append([name, *cells, "" if average is None else f"{average:.2f}"])
-    about = f"{paper.source}: {paper.model}. The average is over the columns shown."
     return f"{about}\n\n" + _table(["", *map(plain, titles), "average"], rows)
 
 

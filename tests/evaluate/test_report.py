@@ -14,13 +14,14 @@ from rewired.evaluate.cli import _print
 from rewired.evaluate.report import markdown, write_report
 from rewired.evaluate.results import Average, Results, average_of
 from rewired.evaluate.statistics import Delta, Score
-from rewired.evaluate.suites import Paper
+from rewired.evaluate.suites import Paper, load_suite
 
 from .made_up_results import (
     COMMAND,
     DATE,
     DIVERGENCE,
     MMLU,
+    PAPER,
     PERPLEXITY,
     alone,
     results,
@@ -143,6 +144,18 @@ def test_the_papers_average_and_ours_are_over_the_same_tasks() -> None:
     published, dense, *_ = tables(section(markdown(whole, COMMAND, DATE), "What the paper published"))[0]
     assert (published["arc_easy"], dense["arc_easy"]) == ("", "10.00")
     assert (published["average"], dense["average"]) == ("68.14", "68.14")
+
+
+def test_the_papers_own_averages_are_there_where_not_all_of_its_columns_were_asked() -> None:
+    tasks = [MMLU, PERPLEXITY]
+    average = average_of(tasks, ["dense", "hybrid", "tuned"])
+    all_of_it = results(tasks=tasks, average=average, paper=load_suite("ladder-table4").paper)
+    text = section(markdown(all_of_it, COMMAND, DATE), "What the paper published")
+    assert (
+        "HE+, IFEval, AlpacaEval: original 56.11, 16L zero-shot 41.65, 16L retrained 56.24, 20L retrained 53.86" in text
+    )
+    asked = results(tasks=tasks, average=average, paper=PAPER)
+    assert "Over all" not in section(markdown(asked, COMMAND, DATE), "What the paper published")
 
 
 def test_divergence_has_a_row_for_each_model() -> None:
