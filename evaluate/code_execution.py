@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, islice
+from statistics import mean
 from typing import Any
 
 from .sandbox import Outcome, run_program
@@ -55,20 +55,14 @@ class CodeEval:
         """
         if not self.runs:
             return {}, {}
-        programs = [
-            [f"{candidate}\n{test}" for candidate in candidates]
-            for test, candidates in zip(references, predictions, strict=True)
-        ]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            finished = pool.map(run_program, chain.from_iterable(programs))
-            outcomes = {problem: list(islice(finished, len(row))) for problem, row in enumerate(programs)}
-        fewest = min(map(len, programs), default=0)
-        return {f"pass@{size}": _mean_pass_at_k(outcomes, size) for size in k if size <= fewest}, outcomes
-
-
-def _mean_pass_at_k(outcomes: dict[int, list[Outcome]], k: int) -> float:
-    estimates = [pass_at_k(len(row), sum(outcome.passed for outcome in row), k) for row in outcomes.values()]
-    return sum(estimates) / len(estimates)
+            outcomes = {
+                problem: list(pool.map(run_program, [f"{candidate}\n{test}" for candidate in candidates]))
+                for problem, (test, candidates) in enumerate(zip(references, predictions, strict=True))
+            }
+        counts = [(len(row), sum(outcome.passed for outcome in row)) for row in outcomes.values()]
+        possible = [size for size in k if all(candidates >= size for candidates, _ in counts)]
+        return {f"pass@{size}": mean(pass_at_k(*each, size) for each in counts) for size in possible}, outcomes
 
 
 def pass_at_k(candidates: int, passing: int, k: int) -> float:

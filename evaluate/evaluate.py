@@ -13,7 +13,6 @@ import transformers
 from transformers import AutoConfig
 
 import rewired
-from rewired.divergence import Divergence
 from rewired.loading import loading
 from rewired.quantities import count
 from rewired.text.tokenizer import load_tokenizer, templated
@@ -22,17 +21,16 @@ from rewired.vllm_start import vllm_version
 
 from . import answers, benchmarks, harness, measure, retrieval, vllm_engine
 from .answers import Logs
-from .checks import checks
-from .gates import Gate
+from .gates import Gate, checks
 from .harness import MissingRowsError, Task
 from .measure import VLLM, Runner
 from .models import Model, check_together, open_model, original_of
 from .names import as_file_name, names_of
-from .papers import load_paper
-from .results import ModelInfo, Results, TaskResult, average_of, compile_tasks
+from .results import ModelInfo, Results, average_of, compile_tasks
 from .suites import Suite, choose, load_suite
 
 PACKAGED_TEXT = Path(__file__).parent / "texts" / "prose.txt"
+_WITHOUT_VLLM = "Perplexity and divergence need all logits, and ran in transformers, not in vLLM."
 
 
 @dataclass(frozen=True)
@@ -64,24 +62,27 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     Everything that can be checked is checked before the first model is loaded. Raises ValueError.
     """
     request = _with_what_the_gate_asks(_with_original(request))
-    versions = _versions(runner)
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
     models, roles = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
-    _check(models, tasks, texts, request, runner)
+    _check(models, tasks, texts, request, runner.ranks)
+    lengths = _lengths(models[0], request.retrieval)
     runner = runner.with_dtype_of(models[0].folder)
-    settings = _settings(request, runner, versions, models[0])
-    logs = _collect_logs(models, tasks, request, runner, settings)
+    settings = _settings(request, runner, models[0])
+    if runner.engine == VLLM and tasks:
+        vllm_engine.check(models, runner.device_type, runner.dtype, runner.ranks)
     names = [model.name for model in models]
+    logs = _collect_logs(models, tasks, request, runner, settings)
     results = compile_tasks(tasks, logs, names)
-    divergences = {name: _divergences(models, text, request, runner) for name, text in texts.items()}
+    windows = request.text_tokens, request.window
+    divergences = {
+        name: runner.run(measure.compare, models, text, *windows) for name, text in texts.items() if len(models) > 1
+    }
+    found_again = runner.run(measure.retrieve, models, lengths) if lengths else []
     answers.write_samples(out, logs)
     gate = request.gate
-    found_again = _found_again(models, request, runner)
-    passing = {
-        name: checks(gate, name, names[0], results, divergences, found_again) for name in names[1:] if gate is not None
-    }
+    passing = {name: checks(gate, name, names[0], results, divergences, found_again) for name in names[1:] if gate}
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
@@ -91,11 +92,11 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
         divergences=divergences,
         retrieval=found_again,
         left_out=left_out,
-        notes=_notes(request, runner),
+        notes=[_WITHOUT_VLLM] if runner.engine == VLLM and texts else [],
         settings=settings,
         gate=gate.name if gate else None,
         checks=passing,
-        paper=load_paper(suite.paper) if suite and suite.paper else None,
+        paper=suite.paper if suite else None,
     )
 
 
@@ -150,37 +151,30 @@ def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Tas
 
 
 def _open_models(request: EvaluateRequest) -> tuple[list[Model], list[str]]:
-    given = [(request.original, "original"), *((other, "rewired") for other in request.others)]
+    """The models, and each one's role: original, rewired or control."""
+    given = [request.original, *request.others]
+    roles = ["original", *["rewired"] * len(request.others)]
     if request.control:
-        given.append((request.control, "control"))
-    names = names_of([name for name, _ in given])
-    models = [open_model(source, name) for (source, _), name in zip(given, names, strict=True)]
+        given.append(request.control)
+        roles.append("control")
+    models = [open_model(source, name) for source, name in zip(given, names_of(given), strict=True)]
     file_names = [as_file_name(model.name) for model in models]
     for name in file_names:
         if file_names.count(name) > 1:
             raise ValueError(f"Two models are called {name}: rename a folder, so that the report can tell them apart.")
-    return models, [role for _, role in given]
+    return models, roles
 
 
 def _check(
-    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: EvaluateRequest, runner: Runner
+    models: Sequence[Model], tasks: Sequence[Task], texts: dict[str, str], request: EvaluateRequest, ranks: int
 ) -> None:
-    check_together(models, runner.ranks)
+    check_together(models, ranks)
     tokenizer = load_tokenizer(models[0].folder)
     for text in texts.values():
         windows_of(text, tokenizer, request.window, request.text_tokens)
-    if request.retrieval:
-        retrieval.items_of(tokenizer, [min(_lengths(models[0], request))])
-    titles = [task.entry.title for task in tasks if task.entry.chat]
-    if titles and tokenizer.chat_template is None:
-        raise ValueError(f"{titles[0]} asks through a chat template, and {models[0].name} has none.")
-    if titles:
+    if any(task.entry.chat for task in tasks):
         with loading(f"The chat template of {models[0].name} cannot be used"):
             templated([{"role": "user", "content": "Hello"}], tokenizer)
-    if runner.engine == VLLM and tasks:
-        vllm_engine.check(
-            models, runner.device_type, runner.with_dtype_of(models[0].folder).weights_dtype, runner.ranks
-        )
 
 
 def _collect_logs(
@@ -193,47 +187,32 @@ def _collect_logs(
     """Each model's answers to each task, title -> model -> logs."""
     logs: dict[str, dict[str, Logs]] = {task.entry.title: {} for task in tasks}
     for model in models:
-        pending = []
-        for task in tasks:
-            file = answers.cache_file(model, task, settings)
-            known = None if request.fresh else answers.known(file, task)
-            if known is None:
-                pending.append((task.entry, file))
-            else:
-                logs[task.entry.title][model.name] = known
+        files = {task.entry: answers.cache_file(model, task, settings) for task in tasks}
+        known = {} if request.fresh else {task.entry: answers.known(files[task.entry], task) for task in tasks}
+        pending = [entry for entry in files if known.get(entry) is None]
         if len(pending) < len(tasks):
             cached = len(tasks) - len(pending)
             print(f"{model.name}: {cached} of {count(len(tasks), 'task')} cached", file=sys.stderr)
-        if pending:  # of two metrics of one task, the answers are the same
-            once = list({file: (entry, file) for entry, file in pending}.values())
-            runner.run_tasks(model, models[0], once, request.data, request.runs_code)
-        for entry, file in pending:
-            logs[entry.title][model.name] = answers.read(file)
+        if pending:
+            once = {files[entry]: entry for entry in pending}  # of two metrics of one task, the answers are the same
+            runner.run(measure.run_tasks, model, models[0], once, request.data, request.runs_code)
+        for entry, file in files.items():
+            logs[entry.title][model.name] = known.get(entry) or answers.read(file)
     return logs
 
 
-def _divergences(models: Sequence[Model], text: str, request: EvaluateRequest, runner: Runner) -> dict[str, Divergence]:
-    original, *others = models
-    if not others:
-        return {}
-    divergences = runner.run(measure.compare, original, others, text, request.text_tokens, request.window)
-    return dict(zip([model.name for model in others], divergences, strict=True))
+def _lengths(original: Model, asked: Sequence[int]) -> list[int]:
+    """Those of the lengths `asked` for that the original's context holds.
 
-
-def _found_again(models: Sequence[Model], request: EvaluateRequest, runner: Runner) -> list[TaskResult]:
-    """What all models find in texts of those lengths that the original's context holds."""
-    if not request.retrieval:
+    Raises ValueError where it holds none, or one has no room for what is to be found.
+    """
+    if not asked:
         return []
-    found: list[TaskResult] = runner.run(measure.retrieve, models, _lengths(models[0], request))
-    return found
-
-
-def _lengths(original: Model, request: EvaluateRequest) -> list[int]:
-    """Those of `request.retrieval` that the original's context holds. Raises ValueError where it holds none."""
     longest = AutoConfig.from_pretrained(original.folder, trust_remote_code=False).max_position_embeddings
-    lengths = [length for length in request.retrieval if length <= longest]
+    lengths = [length for length in asked if length <= longest]
     if not lengths:
         raise ValueError(f"--retrieval: {original.name} reads at most {longest:,} tokens, so give a length up to that.")
+    retrieval.items_of(load_tokenizer(original.folder), [min(lengths)])
     return lengths
 
 
@@ -250,29 +229,24 @@ def _info(model: Model, role: str) -> ModelInfo:
     return ModelInfo(model.name, role, model.sha256, config)
 
 
-def _notes(request: EvaluateRequest, runner: Runner) -> list[str]:
-    if runner.engine == VLLM and request.texts:
-        return ["Perplexity and divergence need all logits, and ran in transformers, not in vLLM."]
-    return []
+def _settings(request: EvaluateRequest, runner: Runner, original: Model) -> dict[str, Any]:
+    """All settings; under `answers`, those that answers depend on besides the model and the task.
 
-
-def _versions(runner: Runner) -> dict[str, str]:
-    """Of all packages that answers depend on. Raises ValueError where the engine is not installed."""
+    Raises ValueError where the engine is not installed.
+    """
     versions = {
-        "rewired": f"{rewired.__version__}+{answers.code_sha256()[:12]}",
+        "rewired": rewired.__version__,
+        "its code": f"SHA-256 {answers.code_sha256()[:12]}",
         "lm_eval": harness.HARNESS,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    return versions | ({"vllm": vllm_version()} if runner.engine == VLLM else {})
-
-
-def _settings(request: EvaluateRequest, runner: Runner, versions: dict[str, str], original: Model) -> dict[str, Any]:
-    """All settings; under `answers`, those that answers depend on besides the model and the task."""
+    if runner.engine == VLLM:
+        versions["vllm"] = vllm_version()
     return {
         "answers": {
             "engine": runner.engine,
-            "dtype": runner.weights_dtype,
+            "dtype": runner.dtype,
             "device": torch.cuda.get_device_name() if runner.device_type == "cuda" else "cpu",
             "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
             "tokenizer": original.tokenizer_sha256,

@@ -16,39 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from rewired.extras import missing
 from rewired.quantities import count
 
 from . import benchmarks, code_execution
-from .confinement import check_confinement
 from .metrics import LOSS, OF_WORDS, Metric, metric_of, pair
+from .sandbox import check_confinement
 from .suites import Entry
 
 SEED = 1234  # of shots and of sampled generations
 HARNESS = version("lm_eval")
 
-# the folders that define the tasks of our suites: the index of one is read at once, that of all takes long
-_FOLDERS = {
-    "arc_challenge": "arc",
-    "arc_easy": "arc",
-    "boolq": "super_glue/boolq",
-    "gsm8k_cot": "gsm8k",
-    "hellaswag": "hellaswag",
-    "humaneval": "humaneval",
-    "humaneval_plus": "humaneval",
-    "ifeval": "ifeval",
-    "lambada_openai": "lambada",
-    "mmlu": "mmlu/default",
-    "openbookqa": "openbookqa",
-    "piqa": "piqa",
-    "sciq": "sciq",
-    "truthfulqa_mc1": "truthfulqa",
-    "wikitext": "wikitext",
-    "winogrande": "winogrande",
-}
+# the folders that define the tasks of our suites: their index is read at once, that of all 14,000 tasks takes seconds
+_FOLDERS = (
+    *("arc", "gsm8k", "hellaswag", "humaneval", "ifeval", "lambada", "mmlu/default", "openbookqa", "piqa", "sciq"),
+    *("super_glue/boolq", "truthfulqa", "wikitext", "winogrande"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,9 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
 
     Raises ValueError where it is unknown, lacks rows, a metric or a package, or runs code without permission.
     """
-    manager = _manager(_FOLDERS.get(entry.task))
+    manager = _manager(whole=False)
+    if entry.task not in manager.all_tasks:
+        manager = _manager(whole=True)
     if entry.task not in manager.all_tasks:
         near = get_close_matches(entry.task, manager.all_tasks)
         hint = f"did you mean {' or '.join(near)}?" if near else "`lm-eval ls tasks` lists them."
@@ -96,7 +83,12 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
         if name == "ifeval":
             _check_ifeval()
     if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.values()):
-        _check_code(entry, runs_code)
+        if not runs_code:
+            raise ValueError(
+                f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or "
+                "name the other tasks with --tasks."
+            )
+        check_confinement()
     metric, filter_name = _metric(entry, loaded)
     versions = {name: task.VERSION for name, task in loaded.items()}
     return Task(entry, loaded, metric, filter_name, shots, versions, _note(loaded, rows, shots))
@@ -126,7 +118,9 @@ def run_task(model: Any, task: Task, runs_code: bool = False) -> list[dict[str, 
 
 def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int | str) -> Any:
     """A loaded model of transformers as the harness asks it."""
-    return _harness_model()(model, tokenizer=tokenizer, batch_size=batch_size)
+    from lm_eval.models.huggingface import HFLM  # takes seconds
+
+    return HFLM(model, tokenizer=tokenizer, batch_size=batch_size)
 
 
 class MissingRowsError(ValueError):
@@ -141,14 +135,10 @@ def _load(manager: Any, entry: Entry, rows: Path | None, shots: int) -> dict[str
             loaded: dict[str, Any] = manager.load(task)["tasks"]
     except ImportError as error:
         raise ValueError(missing("evaluate", f"Task {entry.task}", error.name or str(error))) from None
-    except ValueError as error:
-        raise MissingRowsError(f"Task {entry.task} cannot be loaded: {error}.") from None
-    except (OSError, LookupError, RuntimeError) as error:  # what `datasets` raises when it cannot get a dataset
+    except (ValueError, OSError, LookupError, RuntimeError) as error:  # what `datasets` raises without a dataset
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise MissingRowsError(
-            f"Task {entry.task} cannot be loaded: {reason}. Without a hub, `rewired data fetch benchmarks DIR` and "
-            "--data DIR have most rows."
-        ) from None
+        hint = "" if rows else " Without a hub, `rewired data fetch benchmarks DIR` and --data DIR have most rows."
+        raise MissingRowsError(f"Task {entry.task} cannot be loaded: {reason}.{hint}") from None
     return loaded
 
 
@@ -168,15 +158,6 @@ def _build_on_rows(manager: Any, name: str, rows: Path, shots: int) -> Any:
     # `TaskManager.load` takes no overrides for a task that it knows by name; the factory behind it does
     index = manager.task_index
     return TaskFactory().build(index[name], overrides={"class": PackagedTask}, registry=index)
-
-
-def _check_code(entry: Entry, runs_code: bool) -> None:
-    if not runs_code:
-        raise ValueError(
-            f"Task {entry.task} runs code that the model wrote: allow it with --run-model-code (in a sandbox), or name "
-            "the other tasks with --tasks."
-        )
-    check_confinement()
 
 
 def _metric(entry: Entry, loaded: dict[str, Any]) -> tuple[Metric, str]:
@@ -214,16 +195,15 @@ def _check_ifeval() -> None:
 
 
 @cache
-def _manager(folder: str | None) -> Any:
-    """The harness's index of tasks: of one folder, or of all its 14,000 tasks, which takes long."""
+def _manager(whole: bool) -> Any:
+    """The harness's index of tasks: of all, or of those in our suites."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import lm_eval.tasks
 
     datasets.disable_progress_bars()
-    if folder is None:
-        return lm_eval.tasks.TaskManager()
-    theirs = Path(lm_eval.tasks.__file__).parent / folder
-    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(theirs))
+    theirs = Path(lm_eval.tasks.__file__).parent
+    near = [str(theirs / folder) for folder in _FOLDERS]
+    return lm_eval.tasks.TaskManager(include_defaults=whole, include_path=None if whole else near)
 
 
 def _log(task: str, sample: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -241,34 +221,3 @@ def _log(task: str, sample: dict[str, Any], model: Any) -> dict[str, Any]:
         "responses": sample["filtered_resps"],
         "metrics": {name: value for name, value in pairs.items() if value is not None},
     }
-
-
-@cache
-def _harness_model() -> Any:
-    """The harness's wrapper of a model, made to refuse a doubled BOS; defined here since importing it takes seconds."""
-    from lm_eval.models.huggingface import HFLM
-
-    class HarnessModel(HFLM):
-        def _model_call(self, inps: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-            check_one_bos(inps, self.tokenizer, padded_left=False)
-            return super()._model_call(inps, *args, **options)
-
-        def _model_generate(self, context: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-            check_one_bos(context, self.tokenizer, padded_left=True)
-            return super()._model_generate(context, *args, **options)
-
-    return HarnessModel
-
-
-def check_one_bos(input_ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase, padded_left: bool) -> None:
-    """Raises ValueError where a row of input_ids, [B, T], starts with two BOS, which would silently change scores."""
-    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
-    if bos is None or (padded_left and bos == pad):
-        return  # padding cannot be told from it
-    for row in input_ids.tolist():
-        start = next((number for number, token in enumerate(row) if token != pad), 0) if padded_left else 0
-        if row[start : start + 2] == [bos, bos]:
-            raise ValueError(
-                "A prompt starts with two BOS tokens, which lowers scores: the tokenizer adds one, and so does its "
-                "chat template or the text."
-            )

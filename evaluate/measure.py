@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,34 +43,23 @@ class Runner:
     batch_size: str = "auto"
     engine: str = TRANSFORMERS
 
-    @property
-    def weights_dtype(self) -> str:
-        """The dtype to load models in: `auto` is float32 on a CPU, elsewhere the checkpoint's."""
-        return "float32" if self.dtype == "auto" and self.device_type == "cpu" else self.dtype
-
     def with_dtype_of(self, folder: Path) -> Runner:
-        """The same with `auto` resolved to one checkpoint's dtype, so that all models run in the same precision."""
-        if self.dtype != "auto" or self.device_type == "cpu":
+        """The same with `auto` resolved, so that all models run in one precision: float32 on a CPU, elsewhere that of
+        the checkpoint in `folder`."""
+        if self.dtype != "auto":
             return self
-        dtype = AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
+        on_cpu = self.device_type == "cpu"
+        dtype = torch.float32 if on_cpu else AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
         return replace(self, dtype=str(dtype or torch.bfloat16).removeprefix("torch."))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args, runner)` on every rank and return the first rank's result."""
-        if self.ranks == 1:
+        if self.ranks == 1 or (function is run_tasks and self.engine == VLLM):  # vLLM starts its ranks itself
             return function(*args, self)
         results = run_on_ranks(
             function, self.ranks, *args, self, device_type=self.device_type, timeout_seconds=_TIMEOUT_SECONDS
         )
         return results[0]
-
-    def run_tasks(self, *args: Any) -> None:
-        """`run_tasks(*args, runner)` on every rank; vLLM starts its ranks itself."""
-        function: Callable[..., None] = run_tasks
-        if self.engine == VLLM:
-            function(*args, self)
-        else:
-            self.run(function, *args)
 
     def batch_size_for(self, generates: bool) -> int | str:
         if self.batch_size != "auto":
@@ -82,7 +71,7 @@ class Runner:
 def run_tasks(
     model: Model,
     tokenizer_of: Model,
-    pending: Sequence[tuple[Entry, Path]],
+    pending: Mapping[Path, Entry],
     rows: Path | None,
     runs_code: bool,
     runner: Runner,
@@ -92,9 +81,9 @@ def run_tasks(
     Prompts are tokenised as for `tokenizer_of`: the model's own tokenizer may add a BOS where another one does not.
     """
     free_memory()
-    tasks = [harness.load_task(entry, rows, runs_code) for entry, _ in pending]
+    tasks = {file: harness.load_task(entry, rows, runs_code) for file, entry in pending.items()}
     with _asked(model, tokenizer_of, runner) as askable:
-        for number, (task, (_, file)) in enumerate(zip(tasks, pending, strict=True), start=1):
+        for number, (file, task) in enumerate(tasks.items(), start=1):
             announce(f"{model.name}: {task.entry.title} ({number} of {len(pending)})")
             with _explain_oom():
                 logs = harness.run_task(askable(task), task, runs_code)
@@ -102,17 +91,17 @@ def run_tasks(
                 answers.write(file, logs)
 
 
-def compare(
-    original: Model, others: Sequence[Model], text: str, tokens: int, window: int, runner: Runner
-) -> list[Divergence]:
-    """Each of `others` against `original` on the first `tokens` of `text`; two models are in memory at a time."""
+def compare(models: Sequence[Model], text: str, tokens: int, window: int, runner: Runner) -> dict[str, Divergence]:
+    """Each other model against the first, on the first `tokens` of `text`; two models are in memory at a time."""
+    original, *others = models
     windows = windows_of(text, load_tokenizer(original.folder), window, tokens)
     loaded_original = _load(original, runner)
-    divergences = []
+    divergences = {}
     for other in others:
         loaded = _load(other, runner)
         with _explain_oom(), Progress(f"{other.name}: divergence of window", len(windows)) as progress:
-            divergences.append(divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance))
+            compared = divergence(_logits(loaded_original), _logits(loaded), windows, progress.advance)
+        divergences[other.name] = compared
         del loaded
         free_memory()
     return divergences
@@ -133,8 +122,7 @@ def retrieve(models: Sequence[Model], lengths: Sequence[int], runner: Runner) ->
 def _asked(model: Model, tokenizer_of: Model, runner: Runner) -> Iterator[Callable[[harness.Task], Any]]:
     """The model as the harness asks it, for each task."""
     if runner.engine == VLLM:
-        dtype, ranks, batch_size = runner.weights_dtype, runner.ranks, runner.batch_size
-        with vllm_engine.askable(model, tokenizer_of, dtype, ranks, batch_size) as asked:
+        with vllm_engine.askable(model, tokenizer_of, runner.dtype, runner.ranks, runner.batch_size) as asked:
             yield lambda task: asked
         return
     tokenizer, loaded = load_tokenizer(tokenizer_of.folder), _load(model, runner)
@@ -154,7 +142,7 @@ def _load(model: Model, runner: Runner) -> Any:
     if not is_first_rank():  # all ranks do the same, and the first one prints
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the rank ends
     logging.disable_progress_bar()
-    return load_model(model, runner.weights_dtype, runner.device_type, runner.ranks)
+    return load_model(model, runner.dtype, runner.device_type, runner.ranks)
 
 
 @contextmanager

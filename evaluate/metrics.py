@@ -32,10 +32,14 @@ class Metric:
         """An item's parts from the pairs of all its metrics."""
         return [number for name in (_IFEVAL if self.name == AGGREGATE else (self.name,)) for number in pairs[name]]
 
-    def value(self, sums: np.ndarray) -> np.ndarray:
-        """The metric where the parts add up to `sums`, [..., parts] -> [...]."""
-        quotients = sums[..., 0::2] / sums[..., 1::2]
-        return _VALUE[self.kind](quotients.mean(axis=-1))
+    def value(self, sums: np.ndarray) -> float:
+        """The metric where the parts add up to `sums`, [parts]."""
+        quotient = float((sums[0::2] / sums[1::2]).mean())
+        return float(np.exp(-quotient)) if self.kind == "perplexity" else _FACTORS[self.kind] * quotient
+
+    def slope(self, value: float) -> float:
+        """How the metric changes with the mean quotient, where it has this value."""
+        return -value if self.kind == "perplexity" else _FACTORS[self.kind]
 
 
 def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_better: dict[str, bool]) -> Metric:
@@ -82,9 +86,4 @@ _KINDS = {
     "weighted_perplexity": "perplexity",
     "bits_per_byte": "bits",
 }
-_VALUE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "mean": lambda quotient: quotient,
-    "perplexity": lambda quotient: np.exp(-quotient),
-    "nats": lambda quotient: -quotient,
-    "bits": lambda quotient: -quotient / math.log(2),
-}
+_FACTORS = {"mean": 1.0, "nats": -1.0, "bits": -1 / math.log(2)}

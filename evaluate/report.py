@@ -9,16 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rewired import tables
 from rewired.divergence import Divergence
 from rewired.model.regions import parse_regions
 from rewired.model.wiring_text import wiring_text
 from rewired.quantities import count
 
 from .gates import FAILED, PASSED, UNDECIDED, Check, verdict
-from .papers import Paper
 from .results import Average, Results, TaskResult
 from .retrieval import DEPTHS
-from .statistics import LEVEL, Score
+from .statistics import LEVEL
+from .suites import Paper
 
 
 def write_report(results: Results, command: str, date: str, folder: Path) -> None:
@@ -43,8 +44,7 @@ def markdown(results: Results, command: str, date: str) -> str:
     if results.paper and results.tasks:
         parts += ["## What the paper published", _paper_table(results, results.paper)]
     for text, by_model in results.divergences.items():
-        if by_model:
-            parts += [f"## Divergence on {plain(text)}", _divergence_table(results, text)]
+        parts += [f"## Divergence on {plain(text)}", _divergence_table(results, by_model)]
     remarks = [f"{title}: not run. {why}" for title, why in results.left_out.items()] + results.notes
     remarks += [f"{task.title}: {task.note}." for task in results.tasks if task.note]
     if remarks:
@@ -71,9 +71,9 @@ def checks_table(found: Sequence[Check]) -> str:
 
 
 def _retrieval_table(results: Results) -> str:
-    names = [model.name for model in results.models if model.name in results.retrieval[0].scores]
+    names = [model.name for model in results.models]
     rows = [
-        [task.title, f"{task.scores[names[0]].n}", *(_with_error(task.scores[name], True) for name in names)]
+        [task.title, f"{task.scores[names[0]].n}", *(_score(task, name) for name in names)]
         for task in results.retrieval
     ]
     how = (
@@ -98,7 +98,7 @@ def plain(name: str) -> str:
 def _settings(results: Results, date: str) -> str:
     settings = results.settings
     on = settings["answers"]
-    versions = ", ".join(f"{name} {_version(version)}" for name, version in on["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
     rows = f"rows from {'the hub' if on['rows'] == 'hub' else 'packages'}, " if results.tasks else ""
     suite = f"suite {results.suite}, " if results.suite else ""
     models = "\n".join(
@@ -109,12 +109,6 @@ def _settings(results: Results, date: str) -> str:
         f"{date}: {suite}{on['dtype']} on {on['device']}, {count(settings['tp'], 'rank')}, "
         f"batch size {settings['batch_size']}, {rows}seed {on['seed']}; {versions}.\n\n{models}"
     )
-
-
-def _version(version: str) -> str:
-    """With what follows its `+`, a checksum of the code that decides on answers, called so."""
-    release, _, checksum = version.partition("+")
-    return f"{release} (SHA-256 of its code {checksum})" if re.fullmatch("[0-9a-f]{12}", checksum) else version
 
 
 def _wiring(config: dict[str, object]) -> str:
@@ -129,10 +123,7 @@ def _tasks_table(results: Results) -> str:
     """One table for each model that is compared with the original; the original's scores if there is none."""
     original = results.original.name
     if not results.others:
-        rows = [
-            [plain(task.title), *_asked(task), _with_error(task.scores[original], task.is_share)]
-            for task in results.tasks
-        ]
+        rows = [[*_asked(task), _score(task, original)] for task in results.tasks]
         return _table(["task", "metric", "shots", "n", plain(original)], rows)
     return "\n\n".join(_pair_table(results, model.name) for model in results.others)
 
@@ -149,14 +140,12 @@ def _pair_table(results: Results, name: str) -> str:
 
 def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
     before, after, delta = task.scores[original], task.scores[name], task.deltas[name]
-    scale = 100 if task.is_share else 1
     verdict = "yes" if task.significant[name] else "no"
     return [
-        plain(task.title),
         *_asked(task),
-        _with_error(before, task.is_share),
-        _with_error(after, task.is_share),
-        _delta(scale * delta.value, delta.standard_error and scale * delta.standard_error),
+        _score(task, original),
+        _score(task, name),
+        _with_error(delta.value, delta.standard_error, task.scale, "+.2f"),
         "too few items" if delta.p is None else f"{verdict}, p {_p(delta.p)}",
         _relative(after.value, before.value, delta.standard_error, task.higher_is_better),
     ]
@@ -164,26 +153,23 @@ def _task_row(task: TaskResult, original: str, name: str) -> list[str]:
 
 def _asked(task: TaskResult) -> list[str]:
     n = next(iter(task.scores.values())).n
-    return [task.metric, str(task.shots), f"{n:,}"]
+    return [plain(task.title), task.metric, str(task.shots), f"{n:,}"]
+
+
+def _score(task: TaskResult, name: str) -> str:
+    return _with_error(task.scores[name].value, task.scores[name].standard_error, task.scale)
 
 
 def _average_row(average: Average, original: str, name: str) -> list[str]:
     error = average.delta_standard_errors[name]
+    scores = [_with_error(average.values[each], average.standard_errors[each], 100) for each in (original, name)]
     return [
-        "**average**",
-        "",
-        "",
-        f"{average.tasks} tasks",
-        _percent(average.values[original], average.standard_errors[original]),
-        _percent(average.values[name], average.standard_errors[name]),
-        _delta(100 * average.deltas[name], error and 100 * error),
+        *("**average**", "", "", f"{average.tasks} tasks"),
+        *scores,
+        _with_error(average.deltas[name], error, 100, "+.2f"),
         "",
         _relative(average.values[name], average.values[original], error, True),
     ]
-
-
-def _delta(value: float, error: float | None) -> str:
-    return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def _relative(value: float, original: float, error: float | None, higher_is_better: bool) -> str:
@@ -192,7 +178,7 @@ def _relative(value: float, original: float, error: float | None, higher_is_bett
         return ""
     if not higher_is_better:
         return f"x {value / original:.3f}"
-    return f"{100 * value / original:.1f}" + ("" if error is None else f" ± {100 * error / original:.1f}") + " %"
+    return _with_error(value / original, error and error / original, 100, ".1f") + " %"
 
 
 def _how_to_read(results: Results) -> str:
@@ -209,33 +195,26 @@ def _how_to_read(results: Results) -> str:
 
 def _paper_table(results: Results, paper: Paper) -> str:
     titles = [task.title for task in results.tasks]
-    rows = [
-        [name, *(_number(paper.value(name, title)) for title in titles), _number(paper.average(name, titles))]
-        for name in paper.rows
-    ]
-    ours = [
-        [
-            f"**{plain(model.name)}**",
-            *(f"{(100 if task.is_share else 1) * task.scores[model.name].value:.2f}" for task in results.tasks),
-            _number(_shared_average(results.tasks, paper, model.name)),
-        ]
+    published = {name: paper.row(name) for name in paper.rows}
+    ours = {
+        f"**{plain(model.name)}**": {task.title: task.scale * task.scores[model.name].value for task in results.tasks}
         for model in results.models
-    ]
+    }
     about = f"{paper.source}: {paper.model}. The average is over the columns shown."
-    if not set(paper.averaged) <= set(titles):
-        whole = ", ".join(f"{name} {_number(paper.average(name, paper.columns))}" for name in paper.rows)
-        about += f" Over all that the paper averages, which is {', '.join(paper.averaged)}: {whole}."
-    return f"{about}\n\n" + _table(["", *map(plain, titles), "average"], rows + ours)
+    averaged = [column for column in paper.columns if column not in paper.lower_is_better]
+    if not set(averaged) <= set(titles):
+        whole = ", ".join(f"{name} {paper.average(values):.2f}" for name, values in published.items())
+        about += f" Over all that the paper averages, which is {', '.join(averaged)}: {whole}."
+    rows = []
+    for name, values in (published | ours).items():
+        shown = {title: values[title] for title in titles if title in values}
+        average = paper.average(shown)
+        cells = [f"{shown[title]:.2f}" if title in shown else "" for title in titles]
+        rows.append([name, *cells, "" if average is None else f"{average:.2f}"])
+    return f"{about}\n\n" + _table(["", *map(plain, titles), "average"], rows)
 
 
-def _shared_average(tasks: Sequence[TaskResult], paper: Paper, name: str) -> float | None:
-    """Over the tasks that the paper has too."""
-    shared = [task for task in tasks if task.title in paper.columns and task.title not in paper.lower_is_better]
-    return 100 * sum(task.scores[name].value for task in shared) / len(shared) if shared else None
-
-
-def _divergence_table(results: Results, text: str) -> str:
-    by_model = results.divergences[text]
+def _divergence_table(results: Results, by_model: Mapping[str, Divergence]) -> str:
     first = next(iter(by_model.values()))
     head = [
         "model",
@@ -246,12 +225,11 @@ def _divergence_table(results: Results, text: str) -> str:
     ]
     rows = [[plain(results.original.name), f"{first.perplexity_original:.2f}", "", "", *("" for _ in first.agreement)]]
     for name, divergence in by_model.items():
-        error = divergence.kl_standard_error
         rows.append(
             [
                 plain(name),
                 f"{divergence.perplexity:.2f}",
-                f"{divergence.kl:.4f}" + ("" if error is None else f" ± {error:.4f}"),
+                _with_error(divergence.kl, divergence.kl_standard_error, form=".4f"),
                 f"{divergence.kl_p95:.3f}",
                 *(f"{100 * share:.1f} %" for share in divergence.agreement.values()),
             ]
@@ -272,24 +250,15 @@ def _positions_table(by_model: Mapping[str, Divergence]) -> str:
     return _table(["KL from position", *(f"{start:,}" for start in starts)], rows) if len(starts) > 1 else ""
 
 
-def _with_error(score: Score, is_share: bool) -> str:
-    if is_share:
-        return _percent(score.value, score.standard_error)
-    return f"{score.value:.2f}" + ("" if score.standard_error is None else f" ± {score.standard_error:.2f}")
-
-
-def _percent(value: float, error: float | None) -> str:
-    return f"{100 * value:.2f}" + ("" if error is None else f" ± {100 * error:.2f}")
+def _with_error(value: float, error: float | None, scale: float = 1, form: str = ".2f") -> str:
+    """A value and its standard error, None of a single item."""
+    shown = f"{scale * value:{form}}"
+    return shown if error is None else f"{shown} ± {scale * error:{form.lstrip('+')}}"
 
 
 def _p(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "&#124;") for cell in line) + " |" for line in lines)
+    return tables.markdown(head, rows).rstrip()

@@ -13,8 +13,8 @@ from rewired.divergence import Divergence
 from .answers import Logs, paired
 from .gates import Check
 from .harness import Task
-from .papers import Paper
 from .statistics import Delta, Score, delta, score, significant
+from .suites import Paper
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class TaskResult:
     limit: int | None = None
     versions: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def scale(self) -> int:
+        """From values to what reports print: shares in per cent."""
+        return 100 if self.is_share else 1
 
 
 @dataclass(frozen=True)
@@ -133,5 +138,4 @@ def _are_shares(parts: np.ndarray) -> bool:
 
 
 def _error_of_mean(errors: Sequence[float | None]) -> float | None:
-    known = [error for error in errors if error is not None]
-    return float(np.sqrt(np.square(known).sum()) / len(errors)) if len(known) == len(errors) else None
+    return None if None in errors else float(np.linalg.norm(np.array(errors, dtype=float)) / len(errors))

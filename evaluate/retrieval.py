@@ -60,23 +60,20 @@ def answers(model: Any, items: Sequence[Item], what: str) -> np.ndarray:
 
 def compiled(items: Sequence[Item], right: dict[str, np.ndarray]) -> list[TaskResult]:
     """A result for each length, from what each model has right; the original is the first."""
-    lengths = np.array([item.length for item in items])
-    return [
-        _of_length(length, {model: values[lengths == length] for model, values in right.items()})
-        for length in dict.fromkeys(item.length for item in items)
-    ]
-
-
-def _of_length(length: int, right: dict[str, np.ndarray]) -> TaskResult:
     original, *others = right
-    parts = {model: np.stack([values, np.ones_like(values)], axis=1) for model, values in right.items()}
-    return TaskResult(
-        title=f"{length:,} tokens",
-        task="retrieval",
-        metric=_METRIC.name,
-        scores={model: score(_METRIC, each) for model, each in parts.items()},
-        deltas={model: delta(_METRIC, parts[original], parts[model]) for model in others},
-    )
+    results = []
+    for length in dict.fromkeys(item.length for item in items):
+        asked = [item.length == length for item in items]
+        parts = {model: np.stack([values[asked], np.ones(sum(asked))], axis=1) for model, values in right.items()}
+        result = TaskResult(
+            title=f"{length:,} tokens",
+            task="retrieval",
+            metric=_METRIC.name,
+            scores={model: score(_METRIC, each) for model, each in parts.items()},
+            deltas={model: delta(_METRIC, parts[original], parts[model]) for model in others},
+        )
+        results.append(result)
+    return results
 
 
 def _item(tokenizer: Any, length: int, kind: str, depth: float, generator: random.Random) -> Item:

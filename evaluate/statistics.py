@@ -16,7 +16,6 @@ from scipy import stats
 from .metrics import Metric
 
 LEVEL = 0.05  # of significance, over all tasks of a model together
-_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,19 @@ class Delta:
 
 def score(metric: Metric, parts: np.ndarray) -> Score:
     """A model's value on its items' parts, [n, parts]."""
-    value = float(metric.value(parts.sum(axis=0)))
-    return Score(value, _standard_error(metric, parts[None]), len(parts))
+    value = metric.value(parts.sum(axis=0))
+    return Score(value, _standard_error(metric.slope(value) * _influence(parts)), len(parts))
 
 
 def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
     """Of two models on the same items, [n, parts] each, in the same order."""
-    value = float(metric.value(other.sum(axis=0)) - metric.value(original.sum(axis=0)))
-    error = _standard_error(metric, np.stack([other, original]))
+    before, after = metric.value(original.sum(axis=0)), metric.value(other.sum(axis=0))
+    influences = _influence(original), _influence(other)
+    error = _standard_error(metric.slope(after) * influences[1] - metric.slope(before) * influences[0])
     if metric.kind == "mean" and original.shape[1] == 2 and _is_right_or_wrong(original) and _is_right_or_wrong(other):
         flips = float((original[:, 0] != other[:, 0]).mean())
-        return Delta(value, error, _mcnemar(original[:, 0], other[:, 0]), flips)
-    return Delta(value, error, _t_test(original, other) if error is not None else None)
+        return Delta(after - before, error, _mcnemar(original[:, 0], other[:, 0]), flips)
+    return Delta(after - before, error, _t_test(*influences) if error is not None else None)
 
 
 def flips_error(flips: float, difference: float, n: int) -> float:
@@ -71,23 +71,11 @@ def significant(deltas: Sequence[Delta]) -> list[bool]:
     return verdicts
 
 
-def _t_test(original: np.ndarray, other: np.ndarray) -> float | None:
-    """Paired, of the difference between mean quotients, each item's part in it to first order (the delta method).
-
-    A perplexity is tested as the log that it is the exponential of: the exponential has too heavy a tail.
-    """
-    n = len(original)
-    influences = [_influence(parts) for parts in (other, original)]
-    difference = influences[0].mean() - influences[1].mean()
-    error = float((influences[0] - influences[1]).std(ddof=1) / np.sqrt(n))
-    if not error:
-        return float(difference == 0)
-    p = float(2 * stats.t.sf(abs(difference) / error, n - 1))
-    return None if np.isnan(p) else p
-
-
 def _influence(parts: np.ndarray) -> np.ndarray:
-    """Numbers, [n], whose mean is the mean quotient and whose spread is its sampling error's."""
+    """Each item's part in the mean quotient to first order (the delta method): [n], whose mean it is.
+
+    A standard error is that of the influences' mean.
+    """
     numerators, denominators = parts[:, 0::2], parts[:, 1::2]
     quotients = numerators.sum(axis=0) / denominators.sum(axis=0)
     deviations = (numerators - quotients * denominators) / denominators.mean(axis=0)
@@ -95,21 +83,15 @@ def _influence(parts: np.ndarray) -> np.ndarray:
     return influences
 
 
-def _standard_error(metric: Metric, parts: np.ndarray) -> float | None:
-    """Of the first model's value, or of the first's minus the second's: [1 or 2, n, parts]."""
-    n = parts.shape[1]
-    if n < 2:
-        return None
-    if metric.kind == "mean" and parts.shape[2] == 2 and (parts[..., 1] == 1).all():
-        values = parts[0, :, 0] - (parts[1, :, 0] if len(parts) == 2 else 0)
-        return float(values.std(ddof=1) / np.sqrt(n))
-    generator = np.random.default_rng(0)
-    draws = []
-    for _ in range(0, _RESAMPLES, 500):  # paired: a resample draws items, and both models' answers to them
-        counts = generator.multinomial(n, np.full(n, 1 / n), size=500)  # [500, n]
-        values = metric.value(np.einsum("bn,mnp->mbp", counts, parts))  # [models, 500]
-        draws.append(values[0] - (values[1] if len(values) == 2 else 0))
-    return float(np.concatenate(draws).std(ddof=1))
+def _standard_error(influences: np.ndarray) -> float | None:
+    n = len(influences)
+    return float(influences.std(ddof=1) / np.sqrt(n)) if n > 1 else None
+
+
+def _t_test(original: np.ndarray, other: np.ndarray) -> float | None:
+    """Paired, of influences on the mean quotient: a perplexity's own, its exponential, has too heavy a tail."""
+    p = 1.0 if (original == other).all() else float(stats.ttest_rel(other, original).pvalue)
+    return None if np.isnan(p) else p
 
 
 def _is_right_or_wrong(parts: np.ndarray) -> bool:

@@ -9,14 +9,13 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 
 from rewired.vllm_start import starting
 
-from .harness import SEED, check_one_bos
+from .harness import SEED
 from .models import Model
 
 _CPU_CACHE = 4 << 30  # bytes of a rank's keys and values; VLLM_CPU_KVCACHE_SPACE says otherwise
@@ -43,7 +42,9 @@ def askable(model: Model, tokenizer_of: Model, dtype: str, ranks: int, batch_siz
     refuses it.
     """
     with starting(model.name):
-        asked = _harness_model()(
+        from lm_eval.models.vllm_causallms import VLLM
+
+        asked = VLLM(
             str(model.folder),
             tokenizer=str(tokenizer_of.folder),
             batch_size=_batch_size(batch_size),
@@ -71,17 +72,3 @@ def _options(model: Model, dtype: str, ranks: int) -> dict[str, Any]:
         rank = json.loads((model.adapter / "adapter_config.json").read_text())["r"]
         options |= {"enable_lora": True, "max_lora_rank": next((each for each in _LORA_RANKS if each >= rank), rank)}
     return options
-
-
-@cache
-def _harness_model() -> Any:
-    """The harness's wrapper of vLLM, made to refuse a doubled BOS; defined here since importing vLLM takes long."""
-    from lm_eval.models.vllm_causallms import VLLM
-
-    class HarnessModel(VLLM):
-        def _model_generate(self, requests: list[list[int]], *args: Any, **options: Any) -> Any:
-            for tokens in requests:
-                check_one_bos(torch.tensor([tokens]), self.tokenizer, padded_left=False)
-            return super()._model_generate(requests, *args, **options)
-
-    return HarnessModel

@@ -49,9 +49,9 @@ def generate(folder: Path, prompt: Prompt, tp: TpSize = ONE, dtype: str = "auto"
     """
     config = _checked_config(folder, tp)
     device_type = choose_device(device, int(tp))
-    if tp == 1:
-        return _generate_on_rank(folder, config, prompt, tp, dtype, device_type)
     given = folder, config, prompt, tp, dtype, device_type
+    if tp == 1:
+        return _generate_on_rank(*given)
     return run_on_ranks(_generate_on_rank, int(tp), *given, device_type=device_type)[0]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..named_yaml import names_in, one_of, read_yaml, refuse_unknown
 
 FOLDER = Path(__file__).parent
-PAPERS = FOLDER.parent / "papers"  # tables that suites are compared with
+PAPERS = FOLDER.parent / "papers"
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,31 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Paper:
+    """A table that a paper published, printed beside our measurements: a YAML file under `papers/`."""
+
+    source: str
+    model: str
+    columns: Sequence[str]
+    rows: dict[str, Sequence[float]]  # per cent, but for perplexities
+    lower_is_better: Sequence[str] = ()
+
+    def row(self, name: str) -> dict[str, float]:
+        """The values of a row by column."""
+        return dict(zip(self.columns, self.rows[name], strict=True))
+
+    def average(self, values: Mapping[str, float]) -> float | None:
+        """Over those of `values`, by column, that are shares in the table."""
+        shares = [values[column] for column in self.columns if column in values and column not in self.lower_is_better]
+        return sum(shares) / len(shares) if shares else None
+
+
+@dataclass(frozen=True)
 class Suite:
     name: str
     about: str
     entries: tuple[Entry, ...]
-    paper: str | None = None  # the file under `papers/` with the published rows
+    paper: Paper | None = None
 
 
 def load_suite(name: str) -> Suite:
@@ -69,11 +91,15 @@ def choose(suite: Suite | None, tasks: Sequence[str], limit: int | None) -> tupl
     return tuple(replace(entry, limit=limit if entry.limit is None else min(limit, entry.limit)) for entry in entries)
 
 
-def _paper(name: Any, path: Path) -> str | None:
+def load_paper(name: str) -> Paper:
+    return Paper(**yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))
+
+
+def _paper(name: Any, path: Path) -> Paper | None:
     known = names_in(PAPERS)
     if name is not None and name not in known:
         raise ValueError(f"The suite {path} names the paper '{name}', which is not known: there is {one_of(known)}.")
-    return name
+    return load_paper(name) if name else None
 
 
 def _entry(item: Any, path: Path) -> Entry:

@@ -44,21 +44,11 @@ def divergence(
     """
     compared = []
     for window in windows:
-        compared.append(_compare_window(original(window[None])[0], rewired(window[None])[0], window))
+        predicted = original(window[None])[0, :-1], rewired(window[None])[0, :-1], window[1:]
+        chunks = zip(*(each.split(_CHUNK) for each in predicted), strict=True)
+        compared.append(torch.cat([_compare(*chunk) for chunk in chunks]).cpu().numpy())
         on_window()
     return _summary(compared)
-
-
-def _compare_window(
-    logits_original: torch.Tensor, logits_rewired: torch.Tensor, window: torch.Tensor
-) -> np.ndarray:  # [T - 1, 3 + len(TOP)]
-    last = len(window) - 1
-    chunks = [(start, min(start + _CHUNK, last)) for start in range(0, last, _CHUNK)]
-    rows = [
-        _compare(logits_original[start:stop], logits_rewired[start:stop], window[start + 1 : stop + 1])
-        for start, stop in chunks
-    ]
-    return torch.cat(rows).cpu().numpy()
 
 
 def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -62,10 +62,6 @@ class Bars:
         done = count if task is None or task.finished else int(task.completed) + count
         self._update(what, f"{size(done)} of {size(total)}", total=total, completed=done)
 
-    def spin(self, what: str) -> None:
-        """Say what is done just now, in place of what was before."""
-        self._update("", "", description=what)
-
     def print(self, line: str) -> None:
         self.progress.console.print(line, soft_wrap=True, highlight=False)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from rewired.divergence import Divergence
-from rewired.evaluate.papers import Paper
 from rewired.evaluate.results import Average, ModelInfo, Results, TaskResult, average_of
 from rewired.evaluate.statistics import Delta, Score
+from rewired.evaluate.suites import Paper
 
 COMMAND, DATE = "evaluate dense hybrid tuned --suite mine", "2030-01-02 03:04 UTC"
 WIRING = [{"layers": "2-4", "preset": "ladder"}]
@@ -87,7 +87,7 @@ def shares(*titles: str) -> dict[str, Any]:
 def alone(of: Results) -> Results:
     """The same of the original alone."""
     own = [replace(each, scores={"dense": each.scores["dense"]}, deltas={}, significant={}) for each in of.tasks]
-    return replace(of, models=of.models[:1], tasks=own, divergences={"prose.txt": {}})
+    return replace(of, models=of.models[:1], tasks=own, divergences={})
 
 
 def section(text: str, heading: str) -> str:

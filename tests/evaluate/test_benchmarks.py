@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict
 
 from rewired.evaluate import benchmarks, code_execution, harness
 from rewired.evaluate.benchmarks import HELD_OUT_SHOTS
-from rewired.evaluate.suites import Entry
+from rewired.evaluate.suites import FOLDER, Entry, load_suite
 from rewired.extras import install_command
 from rewired.packages import Package
 
@@ -91,7 +91,7 @@ def test_a_tag_takes_its_rows_from_the_packages_too(tmp_path: Path) -> None:
         carry(tmp_path, case.file, [case.carried])
         carry(tmp_path, case.shots_file, [case.hub])
     with patch("datasets.load_dataset", lambda *_, **__: pytest.fail("the hub was asked")):
-        loaded = harness._load(harness._manager("arc"), Entry("ai2_arc"), tmp_path, 0)
+        loaded = harness._load(harness._manager(whole=False), Entry("ai2_arc"), tmp_path, 0)
     assert loaded.keys() == {"arc_challenge", "arc_easy"}
     assert all(task.eval_docs[0]["question"] == "Which one flies?" for task in loaded.values())
 
@@ -109,10 +109,10 @@ def test_another_metric_than_code_eval_is_still_hugging_faces() -> None:
 @pytest.mark.slow
 def test_tasks_of_our_suites_are_found_without_the_whole_index() -> None:
     """The short way to a task's folder gives what the index of all tasks gives."""
-    whole = harness._manager(None)
-    for name, folder in harness._FOLDERS.items():
-        near = harness._manager(folder)
-        assert near.task_index[name].yaml_path == whole.task_index[name].yaml_path, name
+    near, whole = harness._manager(whole=False), harness._manager(whole=True)
+    for suite in FOLDER.glob("*.yaml"):
+        for entry in load_suite(suite.stem).entries:
+            assert near.task_index[entry.task].yaml_path == whole.task_index[entry.task].yaml_path, entry.task
 
 
 @pytest.mark.parametrize(

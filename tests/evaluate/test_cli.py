@@ -246,7 +246,7 @@ BAD = {
     "code": (["ladder", "--tasks", "humaneval", "--data", "rows"], "Task humaneval runs code that the model wrote"),
     "no template": (
         ["ladder", "--suite", "chat.yaml", "--data", "rows"],
-        "piqa asks through a chat template, and dense",
+        "The chat template of dense cannot be used: ",
     ),
     "out": (["ladder", "--out", "dense"], "dense exists and is not an earlier evaluation: name another --out."),
 }

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from rewired.evaluate import benchmarks, harness, measure
 from rewired.evaluate.evaluate import PACKAGED_TEXT, EvaluateRequest, evaluate
-from rewired.evaluate.harness import check_one_bos, load_task
+from rewired.evaluate.harness import askable, load_task
 from rewired.evaluate.measure import Runner
 from rewired.evaluate.metrics import Metric
 from rewired.evaluate.statistics import delta
@@ -65,7 +65,9 @@ def test_values_are_those_of_the_harness(world: Path, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(world / name, dtype=torch.float32)
         lm = HFLM(model, tokenizer=tokenizer(), batch_size=4)
         loaded = [one for task in tasks for one in task.loaded.values()]
-        direct = simple_evaluate(lm, tasks=loaded, limit=4, bootstrap_iters=0, task_manager=harness._manager("ours"))
+        direct = simple_evaluate(
+            lm, tasks=loaded, limit=4, bootstrap_iters=0, task_manager=harness._manager(whole=False)
+        )
         assert direct
         for task in results.tasks:
             metric, _, filter_name = task.metric.partition(",")
@@ -92,7 +94,7 @@ def test_the_items_of_a_group_count_alike(world: Path, tmp_path: Path, monkeypat
     (mmlu,) = evaluate(asked, RUNNER, tmp_path / "out").tasks
     lm = HFLM(AutoModelForCausalLM.from_pretrained(world / "dense"), tokenizer=tokenizer(), batch_size=4)
     monkeypatch.setattr("datasets.load_dataset", lambda path, name: benchmarks.load_rows(rows, path, name, 0))
-    direct = simple_evaluate(lm, tasks=["mmlu"], bootstrap_iters=0, task_manager=harness._manager("mmlu/default"))
+    direct = simple_evaluate(lm, tasks=["mmlu"], bootstrap_iters=0, task_manager=harness._manager(whole=False))
     assert direct and len(subjects) == 57
     assert mmlu.scores["dense"].n == sum(1 + number % 3 for number in range(57))
     assert mmlu.scores["dense"].value == pytest.approx(direct["groups"]["mmlu"]["acc,none"])
@@ -201,26 +203,14 @@ def test_every_item_is_logged(world: Path, tmp_path: Path) -> None:
         assert set(logs[0]["metrics"]) == {"acc", "acc_norm"}
 
 
-def test_prompts_have_one_bos(world: Path, tmp_path: Path) -> None:
-    """The tokenizer adds one; a text that starts with another is refused, not scored lower in silence."""
-    dense = make_dense(tmp_path / "adds-bos", adds_bos=True)
-    evaluate(
-        replace(request(world), original=str(dense), tasks=("piqa", "gsm8k_cot"), limit=2), RUNNER, tmp_path / "out"
-    )
-    own = tokenizer()
-    check_one_bos(torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]), own, padded_left=True)
-    check_one_bos(torch.tensor([[1, 7, 1, 1]]), own, padded_left=False)
-    for padded, left in (([0, 1, 1, 7], True), ([1, 1, 7, 0], False)):
-        with pytest.raises(ValueError, match=r"^A prompt starts with two BOS tokens"):
-            check_one_bos(torch.tensor([padded]), own, left)
-
-
-def test_padding_is_no_bos() -> None:
-    """The harness pads on the right with zeros, which may be a tokenizer's BOS."""
-    zero = tokenizer()
-    zero.bos_token, zero.pad_token = "<pad>", "</s>"
-    assert zero.bos_token_id == 0
-    check_one_bos(torch.tensor([[0, 7, 0, 0]]), zero, padded_left=False)
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_prompts_have_one_bos(adds_bos: bool, world: Path) -> None:
+    """Also where a text begins with one, as chat templates' do: two would lower scores in silence."""
+    own = tokenizer(adds_bos)
+    asked = askable(AutoModelForCausalLM.from_pretrained(world / "dense"), own, 1)
+    (together,), _ = asked.tok_batch_encode(["<s>river"])
+    for ids in (asked.tok_encode("<s>river"), together.tolist()):
+        assert ids == [own.bos_token_id, *own("river", add_special_tokens=False)["input_ids"]]
 
 
 def test_all_models_read_the_originals_tokens(world: Path, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rewired.evaluate.checks import checks
-from rewired.evaluate.gates import FAILED, PASSED, TOLD, UNDECIDED, Check, Gate, load_gate, verdict
+from rewired.evaluate.gates import FAILED, PASSED, TOLD, UNDECIDED, Check, Gate, checks, load_gate, verdict
 from rewired.evaluate.statistics import Delta, Score
 
 from .made_up_results import DIVERGENCE, task

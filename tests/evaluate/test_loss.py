@@ -21,8 +21,9 @@ from .world import make_dense, tokenizer
 PAGES = ["A river runs.", "Stones lie in it, and the bread is eaten."]
 
 
-def test_it_is_the_cross_entropy_of_all_tokens(tmp_path: Path) -> None:
-    """The first of which the harness predicts from the end of a text."""
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_it_is_the_cross_entropy_of_all_tokens(adds_bos: bool, tmp_path: Path) -> None:
+    """Also of the BOS that a tokenizer adds, which the harness predicts from another one."""
     documents = ConfigurableTask(
         config={
             "task": "pages",
@@ -37,11 +38,11 @@ def test_it_is_the_cross_entropy_of_all_tokens(tmp_path: Path) -> None:
     metric, filter_name = harness._metric(Entry("pages", LOSS), {"pages": documents})
     assert metric is not None
     task = harness.Task(Entry("pages", LOSS), {"pages": documents}, metric, filter_name, 0, {}, "")
-    model, tokens = LlamaForCausalLM.from_pretrained(make_dense(tmp_path / "dense")), tokenizer()
+    model, tokens = LlamaForCausalLM.from_pretrained(make_dense(tmp_path / "dense")), tokenizer(adds_bos)
     logs = harness.run_task(harness.askable(model, tokens, 1), task)
     losses = []
     for page in PAGES:
-        ids = torch.tensor([[tokens.bos_token_id, *tokens(page, add_special_tokens=False)["input_ids"]]])
+        ids = torch.tensor([[tokens.bos_token_id, *tokens(page)["input_ids"]]])
         with torch.no_grad():
             losses.append(cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none"))
     value = metric.value(np.sum([metric.parts(log["metrics"]) for log in logs], axis=0))

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rewired.evaluate.code_execution import CodeEval
-from rewired.evaluate.confinement import check_confinement
-from rewired.evaluate.sandbox import run_program
+from rewired.evaluate.sandbox import check_confinement, run_program
 
 
 @pytest.fixture(autouse=True)

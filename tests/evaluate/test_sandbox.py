@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rewired.evaluate.confinement import check_confinement
-from rewired.evaluate.sandbox import Outcome, run_program
+from rewired.evaluate.sandbox import Outcome, check_confinement, run_program
 
 MIB = 1 << 20
 

@@ -8,7 +8,19 @@ import pytest
 
 from rewired.convert.traffic import Traffic
 from rewired.model.wiring import Wiring
-from rewired.select.choice import STANDARD, Amount, Choice, entries, exposed, last, least, names, sent, units
+from rewired.select.choice import (
+    STANDARD,
+    Amount,
+    Choice,
+    dense_layers,
+    entries,
+    exposed,
+    last,
+    least,
+    names,
+    sent,
+    units,
+)
 
 WIRINGS = names("ladder; ladder+peek+delay-2; parallel; parallel+overlap; desync; desync-2x+int4; int4; int8")
 CHOICES = list(product((STANDARD, *WIRINGS), repeat=3))
@@ -18,7 +30,7 @@ def bytes_sent(choice: Choice) -> int:
     return sent(choice, hidden_size=64)
 
 
-@pytest.mark.parametrize(("amount", "dense"), [(exposed, 6), (bytes_sent, 6 * 128)])
+@pytest.mark.parametrize(("amount", "dense"), [(dense_layers, 3), (exposed, 6), (bytes_sent, 6 * 128)])
 def test_what_layers_save_adds_up(amount: Amount, dense: int) -> None:
     saved = units(3, list(WIRINGS), amount)
     assert amount((STANDARD,) * 3) == dense
@@ -68,9 +80,9 @@ def test_layers_of_one_kind_become_one_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "most_exposed", "count"), [(2, None, 2), (4, None, 4), (None, 4, 2), (None, 5, 2), (None, 8, 0)]
+    ("amount", "most", "count"),
+    [(dense_layers, 2, 2), (dense_layers, 0, 4), (exposed, 4, 2), (exposed, 5, 2), (exposed, 8, 0)],
 )
-def test_the_papers_take_the_last_layers(budget: int | None, most_exposed: int | None, count: int) -> None:
+def test_the_papers_take_the_last_layers(amount: Amount, most: int, count: int) -> None:
     """Each ladder layer saves two; as few as it takes."""
-    limit = None if most_exposed is None else (exposed, most_exposed)
-    assert last(4, "ladder", budget, limit) == (STANDARD,) * (4 - count) + ("ladder",) * count
+    assert last(4, "ladder", amount, most) == (STANDARD,) * (4 - count) + ("ladder",) * count

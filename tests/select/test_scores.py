@@ -136,20 +136,18 @@ def kept(dense: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("layer", "content"),
     [
-        *("", "{", "[]", '{"scores": []}', '{"0": {"single": 1}}', '{"0": {"single": "x", "pair": 1}}', '{"0": 1}'),
-        *(
-            '{"0": {"single": null, "pair": 1}}',
-            '{"1": {"single": 1, "pair": null}}',
-            '{"4": {"single": 1, "pair": 1}}',
-        ),
+        *((0, content) for content in ("", "{", "[]", "1", '{"scores": []}', '{"single": 1}')),
+        *((0, f'{{"single": {single}, "pair": 1}}') for single in ('"x"', "null", "NaN")),
+        (1, '{"single": 1, "pair": null}'),
+        (3, '{"single": 1, "pair": 1}'),
     ],
 )
-def test_a_broken_cache_is_said(content: str, kept: Path, dense: Path, text: Path, tmp_path: Path) -> None:
-    (scores,) = shutil.copytree(kept, tmp_path / "cache").glob("scores/*/ladder.json")
-    scores.write_text(content)
-    with pytest.raises(ValueError, match=r"ladder.json is broken .*: remove it, and what it held is scored again"):
+def test_a_broken_cache_is_said(layer: int, content: str, kept: Path, dense: Path, text: Path, tmp_path: Path) -> None:
+    (score,) = shutil.copytree(kept, tmp_path / "cache").glob(f"scores/*/ladder-{layer}.json")
+    score.write_text(content)
+    with pytest.raises(ValueError, match=r"ladder-.\.json is broken .*: remove it, and what it held is scored again"):
         select(str(dense), tmp_path / "again", ask(text))
 
 

@@ -86,6 +86,10 @@ def entries(choice: Choice) -> list[dict[str, Any]]:
     return regions
 
 
+def dense_layers(choice: Choice) -> int:
+    return choice.count(STANDARD)
+
+
 def exposed(choice: Choice) -> int:
     """How many all-reduces a token waits for."""
     return Wiring.from_json(entries(choice), len(choice), hidden_size=1).exposed
@@ -102,9 +106,11 @@ def units(layers: int, names: Sequence[str], amount: Amount) -> list[dict[str, i
 
     An all-reduce is waited for by who reads next, so what layers save adds up.
     """
-    dense = amount((STANDARD,) * layers)
+    dense = (STANDARD,) * layers
+    whole = amount(dense)
     return [
-        {name: amount(_only(layer, name, layers)) - dense for name in (STANDARD, *names)} for layer in range(layers)
+        {name: amount((*dense[:layer], name, *dense[layer + 1 :])) - whole for name in (STANDARD, *names)}
+        for layer in range(layers)
     ]
 
 
@@ -113,18 +119,10 @@ def least(layers: int, names: Sequence[str], amount: Amount) -> int:
     return amount((STANDARD,) * layers) + sum(min(own.values()) for own in units(layers, names, amount))
 
 
-def last(layers: int, name: str, budget: int | None, limit: tuple[Amount, int] | None) -> Choice:
-    """The papers' choice: the last `budget` layers, or as few as let a token take no more than a `limit` of an amount.
+def last(layers: int, name: str, amount: Amount, most: int) -> Choice:
+    """The papers' choice: as few of the last layers as let a token take no more than `most` of an amount.
 
     All layers have to be enough for that.
     """
-    choices = [(STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1)]
-    if budget is not None:
-        return choices[budget]
-    assert limit is not None, "there is one of both"
-    amount, most = limit
+    choices = ((STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1))
     return next(choice for choice in choices if amount(choice) <= most)
-
-
-def _only(layer: int, name: str, layers: int) -> Choice:
-    return (STANDARD,) * layer + (name,) + (STANDARD,) * (layers - layer - 1)

@@ -83,14 +83,12 @@ def _select(
     """
     interrupted = "interrupted; scores are kept: the same command continues with them."
     with report_errors("rewired select", interrupted), Bars() as bars:
-        if bars.is_terminal:  # a log has one sentence where something is refused
-            bars.spin("reading the model and the text")
         from .request import SelectRequest
         from .select import estimate, select
 
         request = SelectRequest(wirings, budget, exposed, share, tp_shards, text, tokens, measure)
         if dry_run:
-            print(estimate(source, request, revision=revision).note())
+            print(estimate(source, request, revision=revision))
             return
         done = select(
             source,
@@ -98,18 +96,9 @@ def _select(
             request,
             revision=revision,
             on_score=partial(_scored, bars),
-            on_step=partial(_step, bars),
             on_layer=lambda name, layer, layers: bars.show(f"refitting {name}", layer + 1, layers),
         )
     _print(done, request.names, _conversion(done, source, request, revision))
-
-
-def _step(bars: Bars, what: str) -> None:
-    """Say what begins; sentences, as that on the cost, stay."""
-    if what.endswith(".") or not bars.is_terminal:
-        bars.print(what)
-    else:
-        bars.spin(what)
 
 
 def _scored(bars: Bars, name: str, layer: int, layers: int, score: LayerScore) -> None:
@@ -132,9 +121,10 @@ def _print(done: Selection, names: Sequence[str], command: str) -> None:
 
     console = Console(markup=False)
     grid = new_table("KL(original || only this layer rewired), refitted", ("layer", *names, "chosen"), words=0)
+    scores = [done.cache.read(name) for name in names]
     for layer, own in enumerate(done.choice):
-        scores = (f"{done.cache.read(name)[layer].single:.4f}" for name in names)
-        grid.add_row(str(layer), *scores, "" if own == "standard" else own)
+        singles = (f"{of_wiring[layer].single:.4f}" for of_wiring in scores)
+        grid.add_row(str(layer), *singles, "" if own == "standard" else own)
     console.print(grid)
     headings = ("", "wiring", "waited for\na token", "bytes", "price", "KL\nconverted", "refitted")
     grid = new_table(None, headings, words=2)

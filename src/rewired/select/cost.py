@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -23,46 +23,22 @@ _SHARE = 1 / 3  # of the probe's speed: what SmolLM2-135M reaches on a CPU
 _DOUBLE = 2  # how much longer an operation in float64 takes, in which least squares are solved
 
 
-@dataclass(frozen=True)
-class SelectCost:
-    """`operations` and memory, in bytes, of scoring and measuring; `seconds` is how long the operations take here."""
-
-    scores: int  # layers to score, each of them for each wiring
-    refits: int  # of whole choices, to measure them
-    operations: int
-    activations: int
-    matrices: int
-    seconds: float
-
-    @classmethod
-    def of(
-        cls, shape: Shape, tp_shards: int, request: SelectRequest, missing: Mapping[str, Collection[int]]
-    ) -> SelectCost:
-        """Of scoring the layers that are `missing` for each wiring, and of measuring."""
-        layers = [(name, layer) for name, unknown in missing.items() for layer in unknown]
-        scorings = [_of_pair(shape, tp_shards, request.tokens, name, layer) for name, layer in layers]
-        refits = 2 * [_of_choice(shape, tp_shards, request)] if request.measure else []
-        costs = [*scorings, *refits]
-        counted = sum(cost.operations + _DOUBLE * cost.solves for cost in costs)
-        return cls(
-            scores=len(scorings),
-            refits=len(refits),
-            operations=sum(cost.operations + cost.solves for cost in costs),
-            activations=max((cost.activations for cost in costs), default=0),
-            matrices=max((cost.matrices for cost in costs), default=0),
-            seconds=counted / (_SHARE * _speed(shape)) if costs else 0.0,
-        )
-
-    def note(self) -> str:
-        refits = f" and up to {count(self.refits, 'refit')} of a whole choice" if self.refits else ""
-        if not self.operations:
-            return "All scores are known from earlier runs, and nothing is to be measured."
-        return (
-            f"{count(self.scores, 'score')} of a layer to measure{refits}: {operations(self.operations)}, about "
-            f"{duration(self.seconds)} at a third of the speed of this machine's matrix products, which were timed "
-            f"just now, and about {size(self.activations)} of host memory for activations and {size(self.matrices)} "
-            "for matrices."
-        )
+def note(shape: Shape, tp_shards: int, request: SelectRequest, missing: Mapping[str, Collection[int]]) -> str:
+    """The sentence on scoring the layers that are `missing` for each wiring, and on measuring."""
+    layers = [(name, layer) for name, unknown in missing.items() for layer in unknown]
+    costs = [_of_pair(shape, tp_shards, request.tokens, name, layer) for name, layer in layers]
+    costs += 2 * [_of_choice(shape, tp_shards, request)] if request.measure else []
+    if not costs:
+        return "All scores are known from earlier runs, and nothing is to be measured."
+    refits = " and up to 2 refits of a whole choice" if request.measure else ""
+    seconds = sum(cost.operations + _DOUBLE * cost.solves for cost in costs) / (_SHARE * _speed(shape))
+    return (
+        f"{count(len(layers), 'score')} of a layer to measure{refits}: "
+        f"{operations(sum(cost.operations + cost.solves for cost in costs))}, about {duration(seconds)} at a third of "
+        "the speed of this machine's matrix products, which were timed just now, and about "
+        f"{size(max(cost.activations for cost in costs))} of host memory for activations and "
+        f"{size(max(cost.matrices for cost in costs))} for matrices."
+    )
 
 
 def _of_pair(shape: Shape, tp_shards: int, tokens: int, name: str, layer: int) -> Cost:
@@ -74,7 +50,7 @@ def _of_pair(shape: Shape, tp_shards: int, tokens: int, name: str, layer: int) -
 
 def _of_choice(shape: Shape, tp_shards: int, request: SelectRequest) -> Cost:
     """Of the papers' choice, as an example of one within the budget."""
-    choice = last(shape.num_hidden_layers, request.names[0], request.budget, request.limit(shape))
+    choice = last(shape.num_hidden_layers, request.names[0], *request.limit(shape))
     return Cost.of(shape, shape.wiring(entries(choice)), tp_shards, request.tokens)
 
 

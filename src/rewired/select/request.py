@@ -15,7 +15,7 @@ from rewired.refit.request import check_fitting
 from rewired.sources import Source
 from rewired.text import MIX as MIXED_TEXT
 
-from .choice import BYTES_MIX, EXPOSED_MIX, MIX, Amount, exposed, least, names, sent
+from .choice import BYTES_MIX, EXPOSED_MIX, MIX, Amount, dense_layers, exposed, least, names, sent
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class SelectRequest:
         """The wirings that a layer may have. Raises ValueError where one is none, or none for a layer alone."""
         return names(self.wirings) if self.wirings != MIX else EXPOSED_MIX if self.bytes is None else BYTES_MIX
 
-    def limit(self, shape: Shape) -> tuple[Amount, int] | None:
-        """The amount that a token may take no more than so much of; None where layers are counted."""
+    def limit(self, shape: Shape) -> tuple[Amount, int]:
+        """What the choice may take of what."""
         if self.exposed is not None:
             return exposed, self.exposed
         if self.bytes is not None:
             amount = partial(sent, hidden_size=shape.hidden_size)
-            return amount, math.floor(self.bytes * amount((STANDARD,) * shape.num_hidden_layers))
-        return None
+            return amount, math.floor(min(self.bytes, 1.0) * amount((STANDARD,) * shape.num_hidden_layers))
+        assert self.budget is not None, "one of the three is given"
+        return dense_layers, shape.num_hidden_layers - self.budget
 
 
 def check(request: SelectRequest) -> None:
@@ -66,21 +67,14 @@ def check_fits(request: SelectRequest, checkpoint: Checkpoint) -> int:
     layers = checkpoint.shape.num_hidden_layers
     if request.budget is not None and not 1 <= request.budget <= layers:
         raise ValueError(f"--budget {request.budget} does not fit: the model has {count(layers, 'layer')}.")
-    if request.exposed is not None:
-        fewest = least(layers, request.names, exposed)
-        if not fewest <= request.exposed < 2 * layers:
-            raise ValueError(
-                f"--exposed {request.exposed} does not fit: a token of the dense model waits for {2 * layers} "
-                f"all-reduces, and with all layers {' or '.join(request.names)} for {fewest}."
-            )
-    if request.bytes is not None:
-        amount = partial(sent, hidden_size=checkpoint.shape.hidden_size)
-        share = least(layers, request.names, amount) / amount((STANDARD,) * layers)
-        if not share <= request.bytes < 1:
-            raise ValueError(
-                f"--bytes {request.bytes:g} does not fit: it is a share below 1 of what the dense model's all-reduces "
-                f"carry, and with all layers {' or '.join(request.names)} it is {share:.3f}."
-            )
+    amount, most = request.limit(checkpoint.shape)
+    fewest, dense = least(layers, request.names, amount), amount((STANDARD,) * layers)
+    if not fewest <= most < dense:
+        option, unit = (f"--exposed {most}", 1) if request.bytes is None else (f"--bytes {request.bytes:g}", dense)
+        raise ValueError(
+            f"{option} does not fit: the dense model takes {dense / unit:g}, and no choice of "
+            f"{' or '.join(request.names)} takes less than {fewest / unit:.4g}."
+        )
     return checkpoint.shards(request.tp_shards)
 
 

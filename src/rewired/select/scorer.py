@@ -13,6 +13,7 @@ import torch
 from rewired.checkpoint.rewired_config import wired_config
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.wiring_text import parse_wiring
+from rewired.progress import announce
 from rewired.refit.calibration import Calibration
 from rewired.refit.fitting import Batch
 from rewired.refit.run import model_config
@@ -22,7 +23,6 @@ from rewired.refit.weights import Weights
 from .scores import LayerScore, ScoreCache
 
 OnScore = Callable[[str, int, int, LayerScore], None]  # called with a wiring, the layer, and the number of layers
-OnStep = Callable[[str], None]  # called with a few words on what begins
 
 
 class Scorer:
@@ -34,18 +34,19 @@ class Scorer:
         self.layers = int(config["num_hidden_layers"])
         self.dense = self._sweep([])
 
-    def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore, on_step: OnStep) -> None:
+    def run(self, names: Sequence[str], cache: ScoreCache, on_score: OnScore) -> None:
         """Add to `cache` the scores of the wirings `names` that it lacks."""
-        missing = [[name for name in names if layer not in cache.read(name)] for layer in range(self.layers)]
+        known = {name: cache.read(name) for name in names}
+        missing = [[name for name in names if layer not in known[name]] for layer in range(self.layers)]
         if not any(missing):
             return
-        on_step("running the original")
+        announce("running the original")
         batches = self.dense.start()
         originals = self._finish({0: _measured(batches)})
         before = batches  # the layer before: the update that it leaves in flight is what a rewired one may not wait for
         for layer in range(max(layer for layer, lacking in enumerate(missing) if lacking) + 1):
             if missing[layer]:
-                on_step(f"measuring layer {layer} of 0 to {self.layers - 1}: {', '.join(missing[layer])}")
+                announce(f"measuring layer {layer} of 0 to {self.layers - 1}: {', '.join(missing[layer])}")
                 for name, score in self._score(layer, missing[layer], before, originals):
                     cache.add(name, layer, score)
                     on_score(name, layer, self.layers, score)

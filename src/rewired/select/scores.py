@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,75 +46,68 @@ class MeasuredKL:
 class ScoreCache:
     """The scores of one model on one text, and the measurements of its choices: JSON files in the user's cache.
 
-    `settings` identify the model and the text. The file of a wiring grows with each of its `layers` that is scored.
+    `settings` identify the text and the model, which has so many `layers`.
     """
 
     def __init__(self, settings: Mapping[str, Any], layers: int) -> None:
-        self.settings, self.layers = dict(settings), layers
-        self.folder = cache_folder() / "scores" / _digest(self.settings)
-        self.scores: dict[str, dict[int, LayerScore]] = {}
+        self.layers = layers
+        self.folder = cache_folder() / "scores" / _digest(settings)
 
     def read(self, wiring: str) -> dict[int, LayerScore]:
-        """The scores of `wiring`, by layer. Raises ValueError where the file of them is broken."""
-        if wiring not in self.scores:
-            self.scores[wiring] = _read(self.folder / _file(wiring), self._scores) or {}
-        return self.scores[wiring]
+        """The scores of `wiring` that there are, by layer. Raises ValueError where the file of one is broken."""
+        scores = {layer: _read(self._file(wiring, layer), partial(self._score, layer)) for layer in range(self.layers)}
+        return {layer: score for layer, score in scores.items() if score is not None}
 
     def add(self, wiring: str, layer: int, score: LayerScore) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.scores.pop(wiring, None)  # another run may have added some
-            self.read(wiring)[layer] = score
-            self._write(_file(wiring), {layer: asdict(one) for layer, one in sorted(self.scores[wiring].items())})
+        write_whole(self._file(wiring, layer), json.dumps(asdict(score)))
 
     def measured(self, entries: Sequence[Mapping[str, Any]]) -> MeasuredKL | None:
-        """The measurement of the choice with these wiring entries, if there is one."""
-        return _read(self.folder / f"measured-{_digest(entries)}.json", lambda numbers: MeasuredKL(**numbers))
+        """The measurement of the choice with these wiring entries, if there is one. Raises ValueError as `read`."""
+        return _read(self._measurement(entries), MeasuredKL)
 
     def add_measured(self, entries: Sequence[Mapping[str, Any]], measured: MeasuredKL) -> None:
-        self._write(f"measured-{_digest(entries)}.json", asdict(measured))
+        write_whole(self._measurement(entries), json.dumps(asdict(measured)))
 
     def price(self, names: Sequence[str]) -> Price:
         """What choices among the wirings `names` cost, all of whose layers are scored."""
+        scores = {name: self.read(name) for name in names}
+
+        def excess(name: str, layer: int) -> float:
+            """What `layer` and the next one cost together beyond what they cost alone.
+
+            They may cost less, where the second's refit mends what the first left; many in a row do not.
+            """
+            one, other = scores[name][layer], scores[name][layer + 1]
+            assert one.pair is not None, "only the last layer has no neighbour"
+            return max(0.0, one.pair - one.single - other.single)
+
         return Price(
-            [{name: self.read(name)[layer].single for name in names} for layer in range(self.layers)],
+            [{name: scores[name][layer].single for name in names} for layer in range(self.layers)],
             # neighbours of two kinds are not scored together: halfway between the kinds
-            lambda layer, one, other: (self._excess(one, layer) + self._excess(other, layer)) / 2,
+            lambda layer, one, other: (excess(one, layer) + excess(other, layer)) / 2,
         )
 
-    def _excess(self, wiring: str, layer: int) -> float:
-        """What `layer` and the next one cost together beyond what they cost alone.
+    def _score(self, layer: int, **numbers: float) -> LayerScore:
+        """Of `layer`, as it was written. Raises ValueError where the model's layer cannot have it."""
+        score = LayerScore(**numbers)
+        if (score.pair is None) != (layer == self.layers - 1):
+            raise ValueError(f"layer {layer} cannot have {score}")
+        return score
 
-        They may cost less, where the second's refit mends what the first left; many in a row do not.
-        """
-        one, other = self.read(wiring)[layer], self.read(wiring)[layer + 1]
-        assert one.pair is not None, "only the last layer has no neighbour"
-        return max(0.0, one.pair - one.single - other.single)
+    def _file(self, wiring: str, layer: int) -> Path:
+        return self.folder / f"{wiring.replace('/', '-')}-{layer}.json"
 
-    def _scores(self, written: dict[str, dict[str, float]]) -> dict[int, LayerScore]:
-        """Scores as they were written. Raises ValueError for layers that the model has not."""
-        scores = {int(layer): LayerScore(**score) for layer, score in written.items()}
-        for layer, score in scores.items():
-            if not 0 <= layer < self.layers or (score.pair is None) != (layer == self.layers - 1):
-                raise ValueError(f"layer {layer} cannot have {score}")
-        return scores
-
-    def _write(self, name: str, value: Any) -> None:
-        write_whole(self.folder / name, json.dumps(value, indent=2) + "\n")
+    def _measurement(self, entries: Sequence[Mapping[str, Any]]) -> Path:
+        return self.folder / f"measured-{_digest(entries)}.json"
 
 
-def _file(wiring: str) -> str:
-    return f"{wiring.replace('/', '-')}.json"
-
-
-def _read(path: Path, make: Callable[[Any], T]) -> T | None:
-    """What `make` makes of the JSON in `path`; None where there is no file. Raises ValueError where it is broken."""
+def _read(path: Path, make: Callable[..., T]) -> T | None:
+    """What `make` makes of the numbers in `path`; None where there is no file. Raises ValueError where it is broken."""
     if not path.is_file():
         return None
     try:
-        return make(json.loads(path.read_text()))
-    except (ValueError, TypeError, AttributeError) as error:
+        return make(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is broken ({error}): remove it, and what it held is scored again.") from None
 
 

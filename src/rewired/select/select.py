@@ -17,6 +17,7 @@ from rewired.checkpoint.rewired_config import wired_config
 from rewired.checkpoint.safetensors_header import check_types
 from rewired.convert import destination
 from rewired.model.presets import STANDARD
+from rewired.progress import announce
 from rewired.ranks import choose_device
 from rewired.refit.activations import memory_errors
 from rewired.refit.calibration import Calibration
@@ -27,9 +28,9 @@ from rewired.sources import checkpoint_folder, find_source
 from rewired.text.documents import check as check_text
 
 from .choice import Choice, choose, entries, exposed, last, sent, units
-from .cost import SelectCost
+from .cost import note
 from .request import SelectRequest, check, check_fits, default_name
-from .scorer import OnScore, OnStep, Scorer
+from .scorer import OnScore, Scorer
 from .scores import MeasuredKL, ScoreCache
 
 OnLayer = Callable[[str, int, int], None]  # called with a candidate, its layer that is done, and the number of layers
@@ -65,7 +66,6 @@ def select(
     revision: str | None = None,
     on_score: OnScore = lambda *_: None,
     on_layer: OnLayer = lambda *_: None,
-    on_step: OnStep = lambda _: None,
 ) -> Selection:
     """Score the layers of `source`, choose, measure, and write scores and choice to the folder `out`.
 
@@ -82,11 +82,11 @@ def select(
     with destination.staged_folder(target) as staging:
         checkpoint = Checkpoint.open(checkpoint_folder(source, revision))
         job = _Job(checkpoint, request, tp_shards, target)
-        on_step(job.cost().note())
-        job.score(on_score, on_step)
+        announce(job.note())
+        job.score(on_score)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
-        if (papers := last(len(choice), request.names[0], request.budget, request.limit(checkpoint.shape))) != choice:
+        if (papers := last(len(choice), request.names[0], *request.limit(checkpoint.shape))) != choice:
             candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
@@ -97,8 +97,8 @@ def select(
     return selection
 
 
-def estimate(source: str, request: SelectRequest, *, revision: str | None = None) -> SelectCost:
-    """What `select` would cost, without running a model. Raises ValueError as it does.
+def estimate(source: str, request: SelectRequest, *, revision: str | None = None) -> str:
+    """The sentence on what `select` would cost, without running a model. Raises ValueError as it does.
 
     Scores that are known from earlier runs are left out where the model is on this machine.
     """
@@ -109,9 +109,9 @@ def estimate(source: str, request: SelectRequest, *, revision: str | None = None
         tp_shards = check_fits(request, checkpoint)
         check_text(request.text)
         if any(checkpoint.folder.glob("*.safetensors")):
-            return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).cost()
+            return _Job(checkpoint, request, tp_shards, Path(default_name(dense, request))).note()
         layers = range(checkpoint.shape.num_hidden_layers)
-        return SelectCost.of(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
+        return note(checkpoint.shape, tp_shards, request, dict.fromkeys(request.names, layers))
 
 
 def _check_free(out: Path) -> None:
@@ -143,28 +143,26 @@ class _Job:
         }
         self.cache = ScoreCache(settings, checkpoint.shape.num_hidden_layers)
 
-    def cost(self) -> SelectCost:
-        """Of what is not known yet."""
+    def note(self) -> str:
+        """On what is not known yet."""
         layers = range(self.checkpoint.shape.num_hidden_layers)
-        missing = {name: [layer for layer in layers if layer not in self.cache.read(name)] for name in self.names}
-        return SelectCost.of(self.checkpoint.shape, self.tp_shards, self.request, missing)
+        known = {name: self.cache.read(name) for name in self.names}
+        missing = {name: [layer for layer in layers if layer not in known[name]] for name in self.names}
+        return note(self.checkpoint.shape, self.tp_shards, self.request, missing)
 
-    def score(self, on_score: OnScore, on_step: OnStep) -> None:
+    def score(self, on_score: OnScore) -> None:
         weights = Weights(self.files, torch.device(choose_device("auto", 1)), self.checkpoint.shape.family)
         with memory_errors():
             scorer = Scorer(self.config, self.tp_shards, weights, self.calibration)
-            scorer.run(self.names, self.cache, on_score, on_step)
+            scorer.run(self.names, self.cache, on_score)
 
     def best(self) -> Choice:
         """Exactly `budget` layers, or at most the limit of what a token may take."""
-        layers, price = self.checkpoint.shape.num_hidden_layers, self.cache.price(self.names)
-        if limit := self.request.limit(self.checkpoint.shape):
-            amount, most = limit
-            dense = amount((STANDARD,) * layers)
-            choice = choose(price, units(layers, self.names, amount), range(-dense, most - dense + 1))
-        else:
-            assert self.request.budget is not None, "there is one of them"
-            choice = choose(price, [{STANDARD: 0} | dict.fromkeys(self.names, 1)] * layers, [self.request.budget])
+        layers, (amount, most) = self.checkpoint.shape.num_hidden_layers, self.request.limit(self.checkpoint.shape)
+        dense = amount((STANDARD,) * layers)
+        least = most if self.request.budget is not None else 0
+        saved = range(least - dense, most - dense + 1)
+        choice = choose(self.cache.price(self.names), units(layers, self.names, amount), saved)
         assert choice is not None, "budgets that nothing fits are refused at the start"
         return choice
 
