@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import PartialState
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from rewired.progress import announce
 from rewired.ranks import free_memory
@@ -35,7 +37,7 @@ from .recipe.keys import NO_REFIT, Stage
 from .save import save
 from .scratch import tokenizer_of
 from .start import prepare
-from .trainer import checkpoints, other_ranks, run_lock, run_manifest
+from .trainer import checkpoints, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
 
@@ -50,9 +52,30 @@ def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
     sentence for a recipe, a model or data that cannot be used, and for a loss that diverges.
     """
     out = Path(str(stages[0].config.output_dir))
-    run_manifest.check_free(out, resume=True)  # more of it is asked once nobody else writes there
-    with run_lock.locked(out), other_ranks.errors():
-        return _adapt(stages, out, resume)
+    state, runs = PartialState(), _runs(stages, out)
+    _wait_for_others(_ALONE)
+    run_manifest.check_free(out, resume)
+    for stage in stages:
+        checks.check_devices(stage, state.num_processes)
+    state.wait_for_everyone()  # before any rank writes there
+    run_manifest.check_layout(out, len(runs))
+    done = _finished(runs)
+    for run in runs[:done]:
+        run_manifest.check(run.stage, run.folder, len(runs), rows=None)
+    # all that can be wrong is checked before hours of work
+    with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
+        checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
+    for run, found in zip(runs[done:], checked, strict=True):
+        is_extended = run.final.is_dir()
+        if is_extended:
+            extension.check(run.stage, run.folder, run.final, found.corpus)
+        run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
+        if is_extended:
+            extension.set_aside(run.final)
+        _run(*run, found)
+        state.wait_for_everyone()
+        free_memory()
+    return runs[-1].final
 
 
 def is_first_rank() -> bool:
@@ -83,33 +106,10 @@ def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
     return runs
 
 
-def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
-    """`adapt` in `out`, which no other run writes."""
-    state, runs = PartialState(), _runs(stages, out)
-    other_ranks.wait_for(_ALONE)
-    run_manifest.check_free(out, resume)
-    for stage in stages:
-        checks.check_devices(stage, state.num_processes)
-    state.wait_for_everyone()  # before any rank writes there
-    run_manifest.check_layout(out, len(runs))
+def _finished(runs: Sequence[_Run]) -> int:
+    """How many of the first runs are finished; a last one that is to take another number of steps is not."""
     done = max((n for n, run in enumerate(runs, start=1) if (run.final / "config.json").is_file()), default=0)
-    is_extended = done == len(runs) and run_manifest.has_other_length(runs[-1].stage, runs[-1].folder)
-    done -= is_extended  # the last one goes on
-    for run in runs[:done]:
-        run_manifest.check(run.stage, run.folder, len(runs), rows=None)
-    # all that can be wrong is checked before hours of work
-    with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
-        checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
-    for run, found in zip(runs[done:], checked, strict=True):
-        if is_extended:
-            extension.check(run.stage, run.folder, run.final, found.corpus)
-        run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
-        if is_extended:
-            extension.set_aside(run.final)
-        _run(*run, found)
-        state.wait_for_everyone()
-        free_memory()
-    return runs[-1].final
+    return done - (done == len(runs) and run_manifest.has_other_length(runs[-1].stage, runs[-1].folder))
 
 
 def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None:
@@ -132,7 +132,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None
 
 def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
     """Train all steps that are left after `checkpoint`. Raises ValueError for a loss that diverges."""
-    other_ranks.wait_for(float(trainer.args.ddp_timeout))
+    _wait_for_others(float(trainer.args.ddp_timeout))
     try:
         if not (checkpoint and trainer.load_finished(checkpoint)):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -143,4 +143,10 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
         raise ValueError(
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
-    other_ranks.wait_for(_ALONE)
+    _wait_for_others(_ALONE)
+
+
+def _wait_for_others(seconds: float) -> None:
+    """Let this rank wait so long for the others from now on."""
+    if PartialState().num_processes > 1:
+        _set_pg_timeout(timedelta(seconds=seconds))
