@@ -19,7 +19,6 @@ from .data.steps import TrainingSteps
 from .data.tokens import check_padding, set_chat_template
 from .recipe.keys import Stage
 from .start import note_on_model, outline
-from .trainer.schedule import warmup_warning
 
 
 class CheckedStage(NamedTuple):
@@ -63,9 +62,8 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
         corpus.notes.append(note)
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
-    if config.dataloader_drop_last or config.warmup_steps:
-        steps = TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
-        corpus.notes.extend(filter(None, [warmup_warning(config, steps.count)]))
+    if config.dataloader_drop_last:
+        TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
     return CheckedStage(student, tokenizer, corpus, held_out)
 
 

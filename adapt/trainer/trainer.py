@@ -16,8 +16,7 @@ from trl import SFTTrainer
 
 from ..losses.distillation import Losses
 from . import checkpoints
-from .callbacks import DivergedError, StopWhenDiverged
-from .schedule import FollowSchedule
+from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
 from .speed import peak_flops
 
 _SAVING = ".saving"  # where checkpoints are written before they are moved into place
