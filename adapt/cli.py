@@ -100,8 +100,6 @@ def _adapt(
             from rewired.checkpoint import provenance
             from rewired.checkpoint.checkpoint import Checkpoint
 
-            base = provenance.base_of(Checkpoint.open(model).config)
-            command = ["evaluate", *([] if provenance.original(base) else ["ORIGINAL"]), str(model)]
-            has_original = not base or provenance.FROM_SCRATCH not in base
-            compare = f" To compare it with the original: {shlex.join(command)}" if has_original else ""
+            original = provenance.original(provenance.base_of(Checkpoint.open(model).config))
+            compare = f" To compare it with the original: evaluate {shlex.quote(str(model))}" if original else ""
             print(f"{model} is trained.{compare}")

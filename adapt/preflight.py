@@ -16,9 +16,9 @@ from rewired.text.tokenizer import load_tokenizer
 
 from .data.corpus import Corpus, load
 from .data.steps import TrainingSteps
-from .data.tokens import check_padding, set_chat_template
+from .data.tokens import set_chat_template
 from .recipe.keys import Stage
-from .start import note_on_model, outline
+from .start import outline
 
 
 class CheckedStage(NamedTuple):
@@ -47,7 +47,6 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     _check_reporting(config)
     tokenizer = load_tokenizer(tokenizer_folder)
     set_chat_template(tokenizer, config)
-    check_padding(tokenizer, config)
     if recipe.from_scratch and len(tokenizer) > (words := student.config.vocab_size):
         raise ValueError(
             f"The tokenizer has {len(tokenizer):,} tokens, and {recipe.model} has a vocabulary of {words:,}: give "
@@ -58,8 +57,6 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     held_out = corpus.held_out_texts(longest) if config.eval_steps else []
     if config.eval_steps and not held_out:
         raise ValueError("eval_steps measures held-out rows, and none has two tokens: leave it out.")
-    if len(stages) == 1 and (note := note_on_model(recipe)):
-        corpus.notes.append(note)
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last:
@@ -76,8 +73,6 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
     """The reason why the attention implementation of `config` does not run here, if so. Raises ValueError if there is
     none of that name."""
     implementation = (config.model_init_kwargs or {}).get("attn_implementation")
-    if not isinstance(implementation, str | None):
-        raise ValueError(f"attn_implementation: {implementation!r} is not the name of one, such as sdpa.")
     try:
         if implementation:
             student.set_attn_implementation(implementation)

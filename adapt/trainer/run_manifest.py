@@ -52,16 +52,7 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
             if name.startswith(may_change) or (name == "set of rows" and rows is None):
                 continue
             if before[part].get(name) != now[part].get(name):
-                raise ValueError(
-                    f"{folder} was begun with another {name}: choose another output_dir{_way_on(name, rows)}."
-                )
-
-
-def _way_on(name: str, rows: str | None) -> str:
-    """What else to do about another `name` in a stage that is finished."""
-    if rows is None and name in _LENGTH_KEYS:
-        return ", or change it in the last stage only: the later ones start from what this one made"
-    return ""
+                raise ValueError(f"{folder} was begun with another {name}: choose another output_dir.")
 
 
 def has_other_length(stage: Stage, folder: Path) -> bool:
@@ -102,10 +93,5 @@ def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    try:
-        keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        if keys.keys() == {"start", "training"}:
-            return keys
-    except ValueError:
-        pass
-    raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")
+    keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    return keys

@@ -153,13 +153,13 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"name": "x"}, "has no path"),
-        ({"path": "a/b", "langauges": ["en"]}, "did you mean 'languages'"),
-        ({"path": "a/b", "weight": 0}, "weight 0"),
-        ({"path": "a/b", "weight": float("inf")}, "weight inf"),
-        ({"path": "a/b", "name": 405}, "name 405, which is not a string: put it in quotes"),
-        ({"path": "a/b", "split": ["train"]}, "split .* is not a string"),
-        (7, "has no path"),
+        ({"name": "x"}, "missing .* 'path'.*: give a path, or path, name, split, weight, languages, sources"),
+        ({"path": "a/b", "langauges": ["en"]}, "unexpected keyword argument 'langauges'"),
+        ({"path": "a/b", "weight": 0}, "weight is 0"),
+        ({"path": "a/b", "weight": float("inf")}, "weight is inf"),
+        ({"path": "a/b", "name": 405}, "'name' expected str, got int"),
+        ({"path": "a/b", "split": ["train"]}, "'split' expected str, got list"),
+        (7, "'path' expected str, got int"),
     ],
 )
 def test_bad_entries_of_datasets_are_refused(entry: Any, problem: str) -> None:
