@@ -69,8 +69,6 @@ def check_devices(stage: Stage, ranks: int) -> None:
             f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
             f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
         )
-    for companion in stage.companions:
-        companion.check_ranks(recipe)
 
 
 def _check_numbers(config: SFTConfig) -> None:

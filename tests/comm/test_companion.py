@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rewired.adapt.recipe.checks import check_devices
 from rewired.adapt.recipe.keys import Stage
 from rewired.adapt.recipe.reading import read
 from rewired.comm.companion import CommKeys
 from rewired.comm.options import PRESETS, Comm
 from tests.adapt.recipe.test_reading import LEAST, write
-from tests.adapt.world import command, distillation, write_recipe
 
 
 def keys_of(stage: Stage) -> CommKeys:
@@ -70,24 +67,15 @@ def test_comm_is_a_preset_or_a_mapping(tmp_path: Path) -> None:
     assert keys_of(read(write(tmp_path / "r.yaml", **LEAST), [])[0]).options is None
 
 
-def test_a_dry_run_tells_what_is_kept(
-    dense: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = distillation(dense, rows, tmp_path / "out") | {"fsdp_size": 4, "comm": {"ranks_per_node": 2}}
-    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
-    kept = r"secondary shard [\d.]+ kB, frozen weights gathered once [\d.]+ kB; activations"
-    assert re.search(kept, capsys.readouterr().out)
-
-
 def test_ranks_have_to_make_whole_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm={"ranks_per_node": 4}), [])
+    own = write(tmp_path / "own.yaml", **LEAST, fsdp_size=6, comm={"ranks_per_node": 4})
     with pytest.raises(ValueError, match="6 ranks do not make nodes of 4: give another ranks_per_node in comm"):
-        check_devices(stage, 6)
-    (stage,) = read(write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm="zero++"), [])
-    check_devices(stage, 6)
+        read(own, [])
+    launched = write(tmp_path / "r.yaml", **LEAST, fsdp_size=6, comm="zero++")
+    assert read(launched, [])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # of torchrun
     with pytest.raises(ValueError, match="nodes of 4"):
-        check_devices(stage, 6)
+        read(launched, [])
 
 
 @pytest.mark.parametrize(

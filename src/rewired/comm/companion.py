@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from trl import SFTConfig
 
 from rewired.adapt.recipe.keys import LORA, Recipe
 
 from .communication import Communication
 from .late_gradients import compute_late
-from .memory import kept_bytes
 from .nodes import Nodes
 from .options import Comm
 
@@ -36,7 +34,7 @@ class CommKeys:
         return None if self.comm is None else Comm.from_recipe(self.comm)
 
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
-        if self.comm is None:
+        if (options := self.options) is None:
             return
         if recipe.train == LORA:
             raise ValueError("comm does not send adapters: leave comm out, or train all weights.")
@@ -47,15 +45,7 @@ class CommKeys:
                 "fp16 scales the loss until gradients overflow, and with comm one that does makes a whole block of "
                 "them no numbers: give bf16."
             )
-
-    def check_ranks(self, recipe: Recipe) -> None:
-        if options := self.options:
-            options.node_size(recipe.fsdp_size, recipe.tp_size)
-
-    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
-        if (options := self.options) is None:
-            return {}
-        return kept_bytes(options, recipe, model, dtype.itemsize, teacher)
+        options.node_size(recipe.fsdp_size, recipe.tp_size)
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
