@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,7 +79,7 @@ def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
             request = _request(recipe, checkpoint)
         without = ", without a refit: it was trained or refitted before" if recipe.refit_text else ""
         announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else without}.")
-        convert(recipe.model, folder, request, on_layer=_show_refitted)
+        convert(recipe.model, folder, request, on_layer=_announce_layer)
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
@@ -92,9 +91,8 @@ def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
     return Start(folder, dict(base), changed)
 
 
-def _show_refitted(layer: int, layers: int, fits: list[Any]) -> None:
-    end = "\r" if sys.stderr.isatty() and layer + 1 < layers else "\n"
-    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end=end, flush=True)
+def _announce_layer(layer: int, layers: int, fits: list[Any]) -> None:
+    announce(f"refit: layer {layer + 1} of {layers}")
 
 
 def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
