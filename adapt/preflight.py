@@ -41,7 +41,9 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = _missing_for_attention(student, config) or (_missing_for_4bit() if recipe.load_in_4bit else None)
+    missing = _missing_for_attention(student, config)
+    if recipe.load_in_4bit and find_spec("bitsandbytes") is None:
+        missing = extras.missing("qlora", "load_in_4bit", "bitsandbytes")
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)
@@ -62,11 +64,6 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     if config.dataloader_drop_last:
         TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
     return CheckedStage(student, tokenizer, corpus, held_out)
-
-
-def _missing_for_4bit() -> str | None:
-    is_there = find_spec("bitsandbytes") is not None
-    return None if is_there else extras.missing("qlora", "load_in_4bit", "bitsandbytes")
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:

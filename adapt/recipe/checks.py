@@ -26,6 +26,16 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 def check(config: SFTConfig, recipe: Recipe) -> None:
     """Raise ValueError for what cannot be run here, or would spoil the losses against the original."""
     _check_numbers(config)
+    if recipe.from_scratch and config.eval_steps:
+        raise ValueError("eval_steps measures KL to the original, and init: scratch has none: leave it out.")
+    if config.eval_steps and not recipe.held_out:
+        raise ValueError("eval_steps measures on rows that are held out: give held_out.")
+    if recipe.streaming and config.max_steps < 1:
+        raise ValueError("A stream has no known length: give max_steps.")
+    if recipe.streaming and config.dataloader_num_workers:
+        raise ValueError(
+            "A stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
+        )
     if config.packing and config.max_length is None:
         raise ValueError("packing fills rows of max_length tokens: give max_length.")
     if config.train_sampling_strategy not in ("random", "sequential"):

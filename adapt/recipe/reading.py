@@ -95,7 +95,6 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
         raise ValueError(f"{path}: {error.doc} is not JSON.") from None
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
-    _check_data(path, recipe, config)
     checks.check(config, recipe)
     for companion in companions:
         companion.check(recipe, config)
@@ -126,19 +125,6 @@ def _defaults(path: Path) -> dict[str, Any]:
     if not torch.cuda.is_available():
         defaults |= {"use_cpu": True, "bf16": False}
     return defaults
-
-
-def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
-    if recipe.from_scratch and config.eval_steps:
-        raise ValueError(f"{path}: eval_steps measures KL to the original, and init: scratch has none: leave it out.")
-    if recipe.streaming and config.max_steps < 1:
-        raise ValueError(f"{path}: a stream has no known length: give max_steps.")
-    if recipe.streaming and config.dataloader_num_workers:
-        raise ValueError(
-            f"{path}: a stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
-        )
-    if config.eval_steps and not recipe.held_out:
-        raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
 
 
 def _plain(key: str, value: Any, written: Any) -> Any:

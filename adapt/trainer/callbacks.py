@@ -88,10 +88,7 @@ class StopWhenDiverged(TrainerCallback):
         return " and ".join(f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.look_back(state)  # where a training is resumed
-
-    def look_back(self, state: TrainerState) -> None:
-        for entry in state.log_history:
+        for entry in state.log_history:  # where a training is resumed
             self._look(entry, int(entry["step"]))
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any) -> None:

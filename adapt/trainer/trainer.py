@@ -117,7 +117,7 @@ class AdaptTrainer(SFTTrainer):
         self._load_from_checkpoint(checkpoint)
         self.state = state
         self._total_train_tokens = _tokens_seen(state)
-        self._watch.look_back(state)
+        self._watch.on_train_begin(self.args, state, self.control)
         self._check_last_step()
         return True
 

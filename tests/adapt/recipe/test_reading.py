@@ -133,7 +133,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"zzz": 1}, "'zzz' is not a key of recipes"),
         ({"fsdp": "full_shard"}, "'fsdp' is not for adapt: models are sharded by fsdp_size"),
         ({"deepspeed": "zero3.json"}, "'deepspeed' is not for adapt: models are sharded by fsdp_size"),
-        ({"gradient_checkpointing": False}, "it is called activation_checkpointing now"),
+        ({"gradient_checkpointing": False}, "its name begins with activation now"),
         ({"truncation_mode": "keep_end"}, "'truncation_mode' is not for adapt: what is too long is cut at its end"),
         ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is not part of the losses against the original"),
         ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is not part of the losses"),
