@@ -12,6 +12,7 @@ import typer
 from rewired import signals
 from rewired.cli import new_app, report_errors
 from rewired.extras import needs
+from rewired.progress import is_first_rank
 
 from .recipe import packaged
 
@@ -80,10 +81,8 @@ def _adapt(
         packaged.find(recipe)  # raises before anything that takes long to import
         with needs(_EXTRA, "adapt"):
             from .recipe.reading import read
-
+            from .run import adapt
         stages = read(recipe, context.args)
-        with needs(_EXTRA, "adapt"):
-            from .run import adapt, is_first_rank
         signals.check()
         # TRL and PEFT still call transformers' methods by these names
         warnings.filterwarnings("ignore", "`.*gradient_checkpointing.*` is deprecated", FutureWarning)

@@ -79,11 +79,6 @@ def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
     return runs[-1].final
 
 
-def is_first_rank() -> bool:
-    """Whether this process speaks for all ranks."""
-    return bool(PartialState().is_main_process)
-
-
 class _Run(NamedTuple):
     """One stage, in a folder of its own, whose model goes to `final`."""
 

@@ -138,11 +138,11 @@ def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> N
     rows = [{"conversations": turns}] * 3
     path = str(write_rows(tmp_path / "rows.jsonl", rows))
     for packing in (False, True):
-        with pytest.raises(ValueError, match=r"no row to train on .*; in 3 of them nothing to learn is left"):
+        with pytest.raises(ValueError, match=r"no row to train on .*; 3 rows left out, in which nothing"):
             load(path, longest=64, streaming=True, packing=packing)
     path = str(write_rows(tmp_path / "mixed.jsonl", [*rows, *conversations(4)]))
     found = load(path, longest=64, streaming=True)
-    assert len(list(found.train)) == 4 and "; in 3 of them nothing to learn is left" in found.streamed()[0]
+    assert len(list(found.train)) == 4 and "; 3 rows left out, in which nothing to learn" in found.streamed()[0]
 
 
 def test_too_little_data_is_refused(tmp_path: Path) -> None:
