@@ -17,7 +17,7 @@ _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 def card(
     start: Path,
-    earlier: Path,
+    earlier: Path | None,
     final: Path,
     original: str | None,
     given: Mapping[str, Any],
@@ -27,11 +27,12 @@ def card(
 ) -> str:
     """README.md of the model in `final`, trained from the checkpoint in `start`; `given` are the recipe's keys.
 
-    `earlier` is the model that `start` was rewired from; `original` is the name of the original, None if only the
-    start's own card knows it.
+    `earlier` is the trained model that `start` was rewired from, if any; `original` is the name of the original,
+    None if only the start's own card knows it.
     """
-    before, _ = _read(start)
-    _, trainings = _read(earlier)
+    before, trainings = _read(start)
+    if earlier is not None and earlier != start:
+        _, trainings = _read(earlier)
     trainings = trainings.replace(_LOGGED, "").replace(_HEADING, _EARLIER)  # the file is the last training's
     return _TRAINING.format(
         before=(card_of_trained(before, final.parent.name, final, original) + trainings).rstrip(),

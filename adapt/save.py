@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 
 from rewired.checkpoint import provenance
+from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.foreign_code import copy_without_foreign_code, without_foreign_code
 from rewired.checkpoint.rewired_config import format_entries, write_code
 from rewired.checkpoint.shape import family_in
@@ -35,7 +36,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     if not trainer.is_world_process_zero():
         return
     history = trainer.state.log_history
-    earlier = start.folder if stage.recipe.from_scratch else checkpoint_folder(stage.recipe.model)
+    earlier = None if stage.recipe.from_scratch else _trained_folder(stage.recipe.model)
     readme = card(start.folder, earlier, final, start.name, stage.given, history, record, notes)
     family = family_in(config)
     config |= {**format_entries(family), RECORD: record}
@@ -80,3 +81,9 @@ def _copy_companions(start: Path, folder: Path) -> None:
         copy = folder / path.relative_to(start)
         copy.parent.mkdir(exist_ok=True)
         copy_without_foreign_code(path, copy)
+
+
+def _trained_folder(model: str) -> Path | None:
+    """The folder of the checkpoint `model`, if it was trained before."""
+    folder = checkpoint_folder(model)
+    return folder if RECORD in Checkpoint.open(folder).config else None

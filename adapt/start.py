@@ -163,10 +163,11 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     wiring are not even if the recipe says so: it may be the one that made them.
     """
     text, config = recipe.refit_text, checkpoint.config
-    has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules
-    has_shards = recipe.tp_shards in (None, checkpoint.tp_shards)
-    if (recipe.refit is None and config.keys() & {RECORD, "refit"}) or (RECORD in config and has_wiring and has_shards):
+    if recipe.refit is None and config.keys() & {RECORD, "refit"}:
         text = None
+    elif RECORD in config and recipe.tp_shards in (None, checkpoint.tp_shards):
+        has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules
+        text = None if has_wiring else text
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
     return Request(recipe.regions, recipe.tp_shards, refit=refit, retrain=recipe.retrain, command="adapt recipe.yaml")
 

@@ -118,7 +118,7 @@ def test_the_base_model_of_a_card_is_an_id_on_the_hub(
     written = re.sub(r"^base_model: .*\n", "", (start / "README.md").read_text(), flags=re.MULTILINE)
     (start / "README.md").write_text(written.replace("---\n", f"---\n{declared}", 1))
     record = {"tokens": 8, "steps": 2, "tokens_before": 0}
-    trained = card(start, start, Path("out/final"), original, {}, [], record, [])
+    trained = card(start, None, Path("out/final"), original, {}, [], record, [])
     assert trained.startswith(f"---\n{expected}library_name: transformers\n")
     assert trained.count("base_model") == len(expected.splitlines()[:1])
 
