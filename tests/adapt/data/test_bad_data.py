@@ -109,8 +109,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"There is no instruct/rows.jsonl"):  # which is no repository's name
         load("instruct/rows.jsonl")
-    with pytest.raises(ValueError, match=r"There is no kept/alpaca.jsonl: `rewired data fetch instruct kept` makes it"):
-        load("kept/alpaca.jsonl")
+    with pytest.raises(ValueError, match=r"no kept/sharegpt.jsonl: `rewired data fetch instruct kept` makes it"):
+        load("kept/sharegpt.jsonl")
     path = str(write_rows(tmp_path / "rows.jsonl", conversations(4)))
     for part in ({"split": "test"}, {"name": "7M"}):
         with pytest.raises(ValueError, match=r"rows.jsonl is on disk, .*leave name and split out"):
