@@ -158,6 +158,7 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
             {"train": "lora", "lora_target_modules": ["q_proj", "upp_proj"]},
             "lora_target_modules has 'upp_proj': a layer has q_proj",
         ),
+        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "lora_target_modules has 'lm_head': a layer has"),
         ({"divergence": "kl"}, "divergence"),
         ({"max_steps": [1]}, r"Field 'max_steps' expected int, got list \(value: \[1\]\)"),
         ({"max_steps": "many"}, "max_steps"),
