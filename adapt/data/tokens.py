@@ -36,7 +36,8 @@ _PROBES: tuple[Conversation, ...] = (
 
 # datasets reads the streams of a mix in threads, and transformers' templates keep the marked turns in shared state
 _one_at_a_time = Lock()
-os.register_at_fork(after_in_child=_one_at_a_time._at_fork_reinit)  # a thread that the child lacks may have held it
+# a thread that a forked process lacks may have held it
+os.register_at_fork(after_in_child=_one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
