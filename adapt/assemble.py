@@ -27,6 +27,7 @@ from .recipe.keys import Recipe, Stage
 from .start import Start
 from .trainer.callbacks import EndOfStep, MeasureDivergence
 from .trainer.sharded import ShardedTrainer
+from .trainer.speed import flops_per_token
 from .trainer.trainer import AdaptTrainer
 
 
@@ -58,6 +59,7 @@ def make_trainer(
     )
     if recipe.load_in_4bit and not recipe.is_sharded:
         learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
+    trainer.flops_per_token = flops_per_token(unwrapped(model), teacher if recipe.distills else None)
     if teacher is not None:
         loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
         layers = rewired_layers(unwrapped(model).config)

@@ -19,6 +19,7 @@ from trl import SFTTrainer
 from ..losses.distillation import Losses
 from . import checkpoints
 from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
+from .speed import peak_flops
 
 _SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
@@ -32,6 +33,7 @@ class AdaptTrainer(SFTTrainer):
         self.losses = losses
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
+        self.flops_per_token = 0
         self._watch = StopWhenDiverged(is_cross_entropy=not losses)
         self.schedule = FollowSchedule()
         for callback in (self._watch, self.schedule):
@@ -131,7 +133,8 @@ class AdaptTrainer(SFTTrainer):
         return [f"At the end {high_losses}: {known}."]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the losses per token and, since the last log, the tokens per second."""
+        """Adds the losses per token and, since the last log, the tokens per second and the share of the devices' peak
+        (model FLOPs utilisation) where it is known."""
         if "loss" in logs:
             if self.losses:
                 count = max(self._sums["tokens"], 1)
@@ -140,7 +143,10 @@ class AdaptTrainer(SFTTrainer):
                 self._sums = dict.fromkeys(Losses._fields, 0.0)
             before, tokens = self._logged
             self._logged = (time.perf_counter(), self._total_train_tokens)
-            logs["tokens_per_second"] = round((self._logged[1] - tokens) / (self._logged[0] - before), 1)
+            speed = (self._logged[1] - tokens) / (self._logged[0] - before)
+            logs["tokens_per_second"] = round(speed, 1)
+            if peak := peak_flops(self.args.device):
+                logs["mfu"] = round(speed * self.flops_per_token / (peak * self.accelerator.num_processes), 4)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
