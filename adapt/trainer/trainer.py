@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from trl import SFTTrainer
 from ..losses.distillation import Losses
 from . import checkpoints
 from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
-from .speed import peak_flops
+from .speed import Waits, peak_flops
 
 _SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
@@ -34,6 +35,7 @@ class AdaptTrainer(SFTTrainer):
         self._sums = dict.fromkeys(Losses._fields, 0.0)  # since the last log
         self._logged = (time.perf_counter(), 0)
         self.flops_per_token = 0
+        self._waits = Waits()
         self._watch = StopWhenDiverged(is_cross_entropy=not losses)
         self.schedule = FollowSchedule()
         for callback in (self._watch, self.schedule):
@@ -59,9 +61,11 @@ class AdaptTrainer(SFTTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """SFTTrainer's step. Raises DivergedError, on all ranks, for a loss that is not finite."""
-        loss = super().training_step(*args, **kwargs)
-        total = self.accelerator.reduce(loss.detach().clone())  # over ranks
-        if not torch.isfinite(total):
+        with self._waits.during_step() if self.get_tp_size() > 1 else nullcontext():
+            loss = super().training_step(*args, **kwargs)
+            total = self.accelerator.reduce(loss.detach().clone())  # over ranks
+            is_finite = bool(torch.isfinite(total))
+        if not is_finite:
             step = self.state.global_step  # whose weights give this loss; those before gave a finite one
             raise DivergedError(f"At step {step + 1} the loss is {total.item()}", self._watch.good_until(step - 1))
         return loss
@@ -133,8 +137,8 @@ class AdaptTrainer(SFTTrainer):
         return [f"At the end {high_losses}: {known}."]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the losses per token and, since the last log, the tokens per second and the share of the devices' peak
-        (model FLOPs utilisation) where it is known."""
+        """Adds the losses per token and, since the last log, the tokens per second, the share of the devices' peak
+        (model FLOPs utilisation) where it is known, and the share of steps that waits for tensor-parallel ranks."""
         if "loss" in logs:
             if self.losses:
                 count = max(self._sums["tokens"], 1)
@@ -147,6 +151,8 @@ class AdaptTrainer(SFTTrainer):
             logs["tokens_per_second"] = round(speed, 1)
             if peak := peak_flops(self.args.device):
                 logs["mfu"] = round(speed * self.flops_per_token / (peak * self.accelerator.num_processes), 4)
+            if self.get_tp_size() > 1:
+                logs["waits"] = round(self._waits.share(), 3)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -140,6 +140,7 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     whole = tmp_path / "whole" / "final"
     for name in ("loss", "ce", "kd", "hidden", "num_tokens", "held_out_kl"):
         assert logged(whole, name) == pytest.approx(logged(expected, name), rel=2e-4) != [], name
+    assert [0 < share < 1 for share in logged(whole, "waits")] == [True] * len(logged(whole, "loss")) * (shares > 1)
     found = weights(whole)
     for name, tensor in weights(expected).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
