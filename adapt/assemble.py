@@ -19,6 +19,7 @@ from rewired.progress import announce
 from .losses.distillation import add_losses
 from .losses.token_loss import TokenLoss
 from .model import teacher as teachers
+from .model.shared_teacher import runs_within, within
 from .model.student import distributed_config, load_student, unwrapped
 from .model.teacher import Teacher
 from .model.trainable import learn_in_float32, rewired_layers
@@ -73,6 +74,8 @@ def make_trainer(
 def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) -> Teacher:
     """The original of the student `model`."""
     dtype = torch.bfloat16 if config.bf16 else None
+    if runs_within(recipe, start.changed):
+        return within(model, start.original)
     if recipe.is_sharded:
         distributed = distributed_config(recipe, model.config)
         return teachers.sharded(model, start.original, start.changed, dtype, distributed, recipe.load_in_4bit)

@@ -18,6 +18,7 @@ from rewired.model.rewired_model import RewiredForCausalLM
 
 from .data.steps import TrainingSteps
 from .model.four_bit import BLOCK
+from .model.shared_teacher import runs_within
 from .model.trainable import first_changed, rewired_layers
 from .preflight import check_stage
 from .recipe.keys import LORA, Recipe, Stage
@@ -113,11 +114,12 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
         return 0
     changed = provenance.changed(model.config.to_dict())
     first = first_changed(model, changed)
-    embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or recipe.is_sharded else []
+    is_apart = recipe.is_sharded and not runs_within(recipe, changed)
+    embedding: list[Any] = [model.get_input_embeddings()] if first < 0 or is_apart else []
     ends = [model.base.last_norm, model.get_output_embeddings(), *embedding]
-    parts = [(nn.ModuleList(ends), changed.ends or recipe.is_sharded)]
+    parts = [(nn.ModuleList(ends), changed.ends or is_apart)]
     layers = enumerate(model.base.decoder_layers)
-    parts += [(layer, recipe.is_sharded or n in changed.layers) for n, layer in layers if n >= first]
+    parts += [(layer, is_apart or n in changed.layers) for n, layer in layers if n >= first]
     copies = [copy for part, is_copied in parts for copy in _copied(part, is_copied)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype
@@ -126,7 +128,7 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     size = sum(map(nn.Parameter.numel, copies)) * low_precision.itemsize
     size += sum(map(nn.Parameter.numel, in_full)) * (dtype.itemsize - low_precision.itemsize)
     size -= int(_saved_by_4bit(recipe, (layer for layer, is_copied in parts[1:] if is_copied), low_precision))
-    return size // (recipe.fsdp_size * recipe.tp_size) if recipe.is_sharded else size
+    return size // (recipe.fsdp_size * recipe.tp_size) if is_apart else size
 
 
 def _copied(module: nn.Module, is_copied: bool) -> list[nn.Parameter]:

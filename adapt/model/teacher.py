@@ -3,7 +3,7 @@
 The original is the student's own checkpoint with every layer standard. Below the first layer that is rewired or trained
 both compute the same, so it is computed once. Above it the teacher runs on the student's own modules where those are
 frozen and still the original's, and has weights of its own elsewhere (`beside`). Where the recipe has the student
-sharded at load time, so is its teacher, which then shares no weights with it (`sharded`).
+sharded at load time, so is its teacher, which then shares no weights with it (`sharded`), or all (shared_teacher.py).
 """
 
 from __future__ import annotations

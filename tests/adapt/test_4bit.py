@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def test_the_teacher_is_the_same_base(changed: tuple[int, ...], dense: Path, tmp
     assert len([module for module in beside if id(module.weight) not in own]) == 7 * len(changed)
 
 
-def own_projections(folder: Path, out: Path) -> int:
-    """On a rank: how many projections in 4 bits a teacher has of its own."""
+def own_projections(folder: Path, out: Path) -> list[int]:
+    """On a rank: how many projections in 4 bits a teacher has of its own, before and after a refit of two layers."""
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
     start = Start(folder, record(find_source(str(folder)), folder))
     recipe = Recipe(
@@ -105,14 +106,17 @@ def own_projections(folder: Path, out: Path) -> int:
     config = SFTConfig(output_dir=str(out), use_cpu=True, bf16=False)
     students = {id(module) for module in student.modules() if isinstance(module, four_bit.Linear4bit)}
     assert len(students) == 7 * student.config.num_hidden_layers
-    teacher = make_teacher(student, recipe, config, start)
-    modules = [module for module in teacher.model.modules() if isinstance(module, four_bit.Linear4bit)]
-    return len([module for module in modules if id(module) not in students])
+    counts = []
+    for changed in ((), (2, 3)):
+        teacher = make_teacher(student, recipe, config, replace(start, changed=Changed(changed)))
+        modules = [module for module in teacher.model.modules() if isinstance(module, four_bit.Linear4bit)]
+        counts.append(len([module for module in modules if id(module) not in students]))
+    return counts
 
 
 def test_a_sharded_teacher_is_the_same_base(tmp_path: Path) -> None:
     folder = make_rewired(make_chat_of_4_bits(tmp_path / "dense"), tmp_path / "m", LADDER)
-    assert run_on_ranks(own_projections, 2, folder, tmp_path) == [7 * 2] * 2
+    assert run_on_ranks(own_projections, 2, folder, tmp_path) == [[0, 7 * 2]] * 2
 
 
 def test_without_bitsandbytes_nothing_is_begun(
