@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import SchedulerType
 
-from rewired import extras
+from rewired import extras, quantities
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.text.tokenizer import load_tokenizer
 
@@ -19,6 +20,8 @@ from .data.steps import TrainingSteps
 from .data.tokens import set_chat_template
 from .recipe.keys import Stage
 from .start import outline
+
+_WITHOUT_WARMUP = (SchedulerType.CONSTANT, SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 class CheckedStage(NamedTuple):
@@ -61,8 +64,10 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
         raise ValueError("eval_steps measures held-out rows, and none has two tokens: leave it out.")
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
-    if config.dataloader_drop_last:
-        TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
+    if config.dataloader_drop_last or config.warmup_steps:
+        steps = TrainingSteps.of(recipe, config, corpus.train).count  # raises if dropping leaves none
+        if warning := _warmup_warning(config, steps):
+            corpus.notes.append(warning)
     return CheckedStage(student, tokenizer, corpus, held_out)
 
 
@@ -78,6 +83,17 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
     except ValueError as error:
         raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
     return None
+
+
+def _warmup_warning(config: Any, steps: int) -> str | None:
+    """A sentence if the learning rate is still warming up at the last of `steps`."""
+    warmup = config.get_warmup_steps(steps)
+    if config.lr_scheduler_type in _WITHOUT_WARMUP or warmup < max(steps, 1):
+        return None
+    return (
+        f"The learning rate warms up for {quantities.count(warmup, 'step')}, and the training has only "
+        f"{quantities.count(steps, 'step')}: it never reaches {config.learning_rate:g}. Give fewer warmup_steps."
+    )
 
 
 def _check_reporting(config: Any) -> None:

@@ -42,6 +42,30 @@ def test_it_tells_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"warmup_steps": 20}, "warms up for 20 steps, and the training has only 4 steps: it never reaches 0.001."),
+        ({"warmup_steps": 0.9}, "warms up for 4 steps, and the training has only 4 steps"),
+        ({"warmup_steps": 99, "max_steps": -1, "num_train_epochs": 0.5}, "99 steps, and the training has only 9 steps"),
+        ({"warmup_steps": 3}, None),
+        ({"warmup_steps": 20, "lr_scheduler_type": "constant"}, None),
+    ],
+    ids=str,
+)
+def test_a_warm_up_that_outlasts_the_training_is_told(
+    changes: dict[str, Any],
+    warning: str | None,
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys | changes), "--dry-run") == 0
+    told = capsys.readouterr().out
+    assert warning in told if warning else "warms up" not in told
+
+
 def test_it_may_be_told_where_a_package_is_missing(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
