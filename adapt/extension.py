@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers.trainer_utils import get_last_checkpoint
 
 from rewired import quantities
 from rewired.checkpoint.checkpoint import Checkpoint
@@ -14,6 +13,7 @@ from .data.corpus import Corpus
 from .data.steps import TrainingSteps
 from .recipe.keys import Stage
 from .start import RECORD
+from .trainer import checkpoints
 
 
 def check(stage: Stage, folder: Path, final: Path, corpus: Corpus) -> None:
@@ -25,7 +25,7 @@ def check(stage: Stage, folder: Path, final: Path, corpus: Corpus) -> None:
             f"{final} has been trained for {quantities.count(trained, 'step')}, and {steps:,} are asked for: "
             f"ask for more, or {other}."
         )
-    if get_last_checkpoint(folder) is None:
+    if checkpoints.last_whole(folder)[0] is None:
         raise ValueError(f"{folder} has no checkpoint from which the training could be extended: {other}.")
 
 

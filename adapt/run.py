@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from accelerate import PartialState
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from transformers.trainer_utils import get_last_checkpoint
 
 from rewired.progress import announce
 from rewired.ranks import free_memory
@@ -48,7 +47,7 @@ _ALONE = 36_000.0  # seconds that the other ranks wait where the first one works
 def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
     """Run all `stages`, each on the model that the one before it made, and return the folder of the last one's model.
 
-    Everything is written to the recipe's `output_dir`. With `resume`, the training there goes on from its last
+    Everything is written to the recipe's `output_dir`. With `resume`, the training there goes on from its last whole
     checkpoint; if it was finished and is now to take more steps, it goes on beyond its end. Raises ValueError with one
     sentence for a recipe, a model or data that cannot be used, and for a loss that diverges.
     """
@@ -115,7 +114,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None
         state.print(note)
     with state.main_process_first():
         start = prepare(stage.recipe, folder / "start", int(stage.config.seed))
-    checkpoint = get_last_checkpoint(folder)
+    checkpoint = checkpoints.resume_point(folder)
     trainer = make_trainer(stage, folder, start, checked, checkpoint)
     if checkpoint:
         announce(f"Going on from {checkpoint}.")
@@ -134,7 +133,7 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
             trainer.train(resume_from_checkpoint=checkpoint)
     except DivergedError as error:
         checkpoints.remove_after(folder, error.good)
-        saved = get_last_checkpoint(folder)
+        saved, _ = checkpoints.last_whole(folder)
         good = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved before (save_steps)"
         raise ValueError(
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."

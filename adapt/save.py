@@ -25,6 +25,7 @@ from .model.student import unwrapped
 from .model.trainable import changed_after
 from .recipe.keys import LORA, Stage
 from .start import RECORD, Start
+from .trainer import checkpoints
 
 
 def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: Path) -> None:
@@ -40,7 +41,7 @@ def save(trainer: Any, stage: Stage, start: Start, notes: Sequence[str], final: 
     readme = card(start.folder, earlier, final, start.name, stage.given, history, record, notes)
     family = family_in(config)
     config |= {**format_entries(family), RECORD: record}
-    with staged_folder(final) as staging:
+    with checkpoints.disk_errors(str(final), Path(trainer.args.output_dir)), staged_folder(final) as staging:
         _copy_companions(start.folder, staging)
         write_code(family, staging)  # a start that was fetched from the hub brings none
         if stage.given.get("chat_template_path"):

@@ -20,9 +20,8 @@ from trl import SFTTrainer
 from ..losses.distillation import Losses
 from . import checkpoints
 from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
+from .checkpoints import SAVING
 from .speed import Waits, peak_flops
-
-_SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
 
 class AdaptTrainer(SFTTrainer):
@@ -159,21 +158,24 @@ class AdaptTrainer(SFTTrainer):
         """Nothing: `save` writes the card of the trained model."""
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(Path(super()._get_output_dir(trial)) / _SAVING)
+        return str(Path(super()._get_output_dir(trial)) / SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint aside and moves it into place once it is on the disk, so that it is whole or not there,
         whenever this process is killed. The newest one that is known to be good is not rotated away."""
         out, name = Path(str(self.args.output_dir)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.is_world_process_zero():
-            shutil.rmtree(out / _SAVING, ignore_errors=True)
+            shutil.rmtree(out / SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        super()._save_checkpoint(model, trial)
-        os.sync()
-        self.accelerator.wait_for_everyone()
+        with checkpoints.disk_errors(f"{out / name}", out):
+            super()._save_checkpoint(model, trial)
+            os.sync()
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                checkpoints.record(out / SAVING / name)
         if self.is_world_process_zero():
             shutil.rmtree(out / name, ignore_errors=True)
-            (out / _SAVING / name).rename(out / name)
+            (out / SAVING / name).rename(out / name)
             good = checkpoints.newest_until(out, self._watch.good)
             rotate_checkpoints(str(out), self.args.save_total_limit, best_model_checkpoint=good, use_mtime=False)
         self.accelerator.wait_for_everyone()

@@ -156,6 +156,41 @@ def test_nor_is_what_nobody_knows(keys: dict[str, Any], tmp_path: Path) -> None:
         train(tmp_path / "r.yaml", resume=True, **keys)
 
 
+@pytest.mark.parametrize(
+    "spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=["cut off", "gone"]
+)
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_broken_checkpoint_is_named(name: str, spoil: Any, out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    spoil(out / "checkpoint-4" / name)
+    spoil(out / "checkpoint-2" / name)
+    with pytest.raises(
+        ValueError, match=r"has no checkpoint that is whole: delete .*checkpoint-4, .*checkpoint-2, and"
+    ):
+        train(tmp_path / "r.yaml", resume=True, **keys | {"max_steps": 6})
+
+
+def test_the_last_whole_checkpoint_is_gone_on_from(
+    trained: Path, out: Path, keys: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A newer one that is broken is made anew."""
+    expected = weights(trained / "final")
+    (out / "checkpoint-4" / "optimizer.pt").unlink()
+    found = weights(train(tmp_path / "r.yaml", resume=True, **keys))
+    told = capsys.readouterr().out
+    assert "checkpoint-4: broken, so this goes on from " in told and "checkpoint-2." in told
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert (out / "checkpoint-4" / "optimizer.pt").is_file()
+
+
+def test_broken_checkpoints_do_not_push_whole_ones_out(out: Path, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Where few are kept: the newest would stay, whatever is in it."""
+    (out / "checkpoint-4").rename(out / "checkpoint-9")
+    (out / "checkpoint-9" / "optimizer.pt").unlink()
+    train(tmp_path / "r.yaml", resume=True, **keys | {"save_total_limit": 1})
+    kept = {path.name for path in out.glob("checkpoint-*")}
+    assert kept == {"checkpoint-2", "checkpoint-4"}, "the last one, and one that a later loss has told to be good"
+
+
 def test_more_epochs_are_trained(keys: dict[str, Any], tmp_path: Path) -> None:
     """transformers rounds half an epoch up to one."""
     keys |= {"max_steps": -1, "num_train_epochs": 0.5}
