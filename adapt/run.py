@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import PartialState
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from rewired.progress import announce
 from rewired.ranks import free_memory
@@ -37,7 +35,7 @@ from .recipe.keys import NO_REFIT, Stage
 from .save import save
 from .scratch import tokenizer_of
 from .start import prepare
-from .trainer import checkpoints, run_manifest
+from .trainer import checkpoints, other_ranks, run_lock, run_manifest
 from .trainer.callbacks import DivergedError
 from .trainer.trainer import AdaptTrainer
 
@@ -52,30 +50,9 @@ def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
     sentence for a recipe, a model or data that cannot be used, and for a loss that diverges.
     """
     out = Path(str(stages[0].config.output_dir))
-    state, runs = PartialState(), _runs(stages, out)
-    _wait_for_others(_ALONE)
-    run_manifest.check_free(out, resume)
-    for stage in stages:
-        checks.check_devices(stage, state.num_processes)
-    state.wait_for_everyone()  # before any rank writes there
-    run_manifest.check_layout(out, len(runs))
-    done = _finished(runs)
-    for run in runs[:done]:
-        run_manifest.check(run.stage, run.folder, len(runs), rows=None)
-    # all that can be wrong is checked before hours of work
-    with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
-        checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
-    for run, found in zip(runs[done:], checked, strict=True):
-        is_extended = run.final.is_dir()
-        if is_extended:
-            extension.check(run.stage, run.folder, run.final, found.corpus)
-        run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
-        if is_extended:
-            extension.set_aside(run.final)
-        _run(*run, found)
-        state.wait_for_everyone()
-        free_memory()
-    return runs[-1].final
+    run_manifest.check_free(out, resume=True)  # more of it is asked once nobody else writes there
+    with run_lock.locked(out), other_ranks.errors():
+        return _adapt(stages, out, resume)
 
 
 class _Run(NamedTuple):
@@ -99,6 +76,34 @@ def _runs(stages: Sequence[Stage], out: Path) -> list[_Run]:
         folder = out / f"stage-{number}"
         runs.append(_Run(stage, folder, (out if number == len(stages) else folder) / "final"))
     return runs
+
+
+def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
+    """`adapt` in `out`, which no other run writes."""
+    state, runs = PartialState(), _runs(stages, out)
+    other_ranks.wait_for(_ALONE)
+    run_manifest.check_free(out, resume)
+    for stage in stages:
+        checks.check_devices(stage, state.num_processes)
+    state.wait_for_everyone()  # before any rank writes there
+    run_manifest.check_layout(out, len(runs))
+    done = _finished(runs)
+    for run in runs[:done]:
+        run_manifest.check(run.stage, run.folder, len(runs), rows=None)
+    # all that can be wrong is checked before hours of work
+    with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
+        checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
+    for run, found in zip(runs[done:], checked, strict=True):
+        is_extended = run.final.is_dir()
+        if is_extended:
+            extension.check(run.stage, run.folder, run.final, found.corpus)
+        run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
+        if is_extended:
+            extension.set_aside(run.final)
+        _run(*run, found)
+        state.wait_for_everyone()
+        free_memory()
+    return runs[-1].final
 
 
 def _finished(runs: Sequence[_Run]) -> int:
@@ -127,7 +132,7 @@ def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None
 
 def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
     """Train all steps that are left after `checkpoint`. Raises ValueError for a loss that diverges."""
-    _wait_for_others(float(trainer.args.ddp_timeout))
+    other_ranks.wait_for(float(trainer.args.ddp_timeout))
     try:
         if not (checkpoint and trainer.load_finished(checkpoint)):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -138,10 +143,4 @@ def _train(trainer: AdaptTrainer, checkpoint: str | None, folder: Path) -> None:
         raise ValueError(
             f"{error}: stopped, and {good}. A smaller learning_rate, and another output_dir, is the usual cure."
         ) from None
-    _wait_for_others(_ALONE)
-
-
-def _wait_for_others(seconds: float) -> None:
-    """Let this rank wait so long for the others from now on."""
-    if PartialState().num_processes > 1:
-        _set_pg_timeout(timedelta(seconds=seconds))
+    other_ranks.wait_for(_ALONE)

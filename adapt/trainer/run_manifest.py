@@ -13,6 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from rewired.cache import write_whole
 
 from ..recipe.keys import Stage
+from . import run_lock
 
 _FILE = "recipe.json"
 # which determine the start
@@ -29,7 +30,7 @@ def check_free(out: Path, resume: bool) -> None:
     """Raise ValueError if no training may begin in `out`, or go on there with `resume`."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: choose another output_dir.")
-    if out.exists() and not resume and any(path.name != _FILE for path in out.iterdir()):
+    if out.exists() and not resume and any(path.name not in (_FILE, run_lock.FILE) for path in out.iterdir()):
         raise ValueError(f"{out} exists: continue it with --resume, or choose another output_dir.")
 
 

@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -213,6 +215,28 @@ def test_a_sharded_teacher_in_few_bits_has_nothing_to_teach_where_nothing_is_rew
     dense = make_chat_of_4_bits(tmp_path / "dense", tie_word_embeddings=is_tied)
     folder = make_rewired(dense, tmp_path / "m", [{"layers": "0-", "preset": "standard"}])
     assert run_on_ranks(kd_from_itself, 2, folder, in_4bit) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_hangs_ends_the_others_in_a_sentence(stopped: int, keys: dict[str, Any], tmp_path: Path) -> None:
+    """After ddp_timeout, though they wait for hours where the first one refits alone."""
+    long = {"max_steps": 100_000, "logging_steps": 100_000, "save_steps": 5, "save_total_limit": 1, "eval_steps": None}
+    out = tmp_path / "out"
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | long | {"ddp_timeout": 3, "output_dir": str(out)})
+    program, *options = LAUNCHERS["torchrun"]
+    command = [str(Path(sys.executable).parent / program), *options, "2", *ADAPT, str(recipe)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+        while not list(out.glob("checkpoint-*")) and launcher.poll() is None:
+            time.sleep(0.1)
+        ranks = psutil.Process(launcher.pid).children()
+        (rank,) = [rank for rank in ranks if rank.environ()["RANK"] == str(stopped)]
+        rank.suspend()
+        assert launcher.stderr is not None
+        told = next(line for line in launcher.stderr if line.startswith("adapt: "))
+        rank.kill()  # as torchrun does, in half a minute
+    assert told.startswith("adapt: Another rank hangs or has ended (") and "--resume goes on" in told
+    assert launcher.returncode == 1
 
 
 @pytest.mark.slow
