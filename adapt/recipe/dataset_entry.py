@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 from huggingface_hub.dataclasses import type_validator
 
+from .unknown import check_known
+
 
 @dataclass(frozen=True)
 class DatasetEntry:
@@ -38,8 +40,12 @@ class DatasetEntry:
     @classmethod
     def from_recipe(cls, entry: Any) -> DatasetEntry:
         """A path, or a mapping with these fields. Raises ValueError for anything else."""
+        known = [key.name for key in fields(cls)]
+        if isinstance(entry, Mapping):
+            check_known(entry, known, f"In `datasets`, {entry.get('path')} has the unknown key")
         try:
             return cls(**entry) if isinstance(entry, Mapping) else cls(entry)
         except (TypeError, ValueError) as error:
-            known = ", ".join(key.name for key in fields(cls))
-            raise ValueError(f"In `datasets`, {entry!r} is no dataset ({error}): give a path, or {known}.") from None
+            raise ValueError(
+                f"In `datasets`, {entry!r} is no dataset ({error}): give a path, or {', '.join(known)}."
+            ) from None

@@ -15,6 +15,7 @@ from rewired.text import MIX
 
 from .companions import Companion
 from .dataset_entry import DatasetEntry
+from .unknown import check_known
 
 LORA, SCRATCH = "lora", "scratch"
 NO_REFIT = ("none", "false", "no")
@@ -149,9 +150,7 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}: give {minimum} or more.")
 
     def _check_combinations(self) -> None:
-        for name in self.lora_target_modules or ():
-            if name not in _PROJECTIONS:
-                raise ValueError(f"lora_target_modules has '{name}': a layer has {', '.join(_PROJECTIONS)}.")
+        check_known(self.lora_target_modules or (), _PROJECTIONS, "lora_target_modules has the unknown projection")
         if self.load_in_4bit and self.train != LORA:
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
         if self.train == LORA and self.grid.y > 1:

@@ -24,7 +24,7 @@ def keys_of(stage: Stage) -> CommKeys:
     ("changes", "problem"),
     [
         ({"comm": "zero"}, "comm is 'zero': give slow-link, zero\\+\\+, or a mapping of weights, gradients"),
-        ({"comm": {"wieghts": "int8"}}, "unexpected keyword argument 'wieghts'; there are weights, gradients"),
+        ({"comm": {"wieghts": "int8"}}, "comm has the unknown key 'wieghts': did you mean 'weights'"),
         ({"comm": {"weights": "int4"}}, "'weights' expected one of .'int8', 'bf16', 'int4-difference'., got int4"),
         ({"comm": {"weights": "int4-difference", "secondary_shard": "none"}}, "a node keeps nothing that they could"),
         ({"comm": {"hadamard": "yes"}}, "'hadamard' expected bool, got str"),

@@ -9,6 +9,8 @@ from typing import Any, Literal, get_type_hints
 
 from huggingface_hub.dataclasses import type_validator
 
+from rewired.adapt.recipe.unknown import check_known
+
 DIFFERENCES = "int4-difference"
 _Quantised = Literal["int4", "int8", "bf16"]
 _Schedule = _Quantised | Mapping[float, _Quantised]
@@ -68,10 +70,11 @@ class Comm:
             return PRESETS[value]
         if not isinstance(value, Mapping):
             raise ValueError(f"comm is {value!r}: give {', '.join(PRESETS)}, or a mapping of {', '.join(_names())}.")
+        check_known(value, _names(), "comm has the unknown key")
         try:
             return cls(**value)
         except TypeError as error:
-            raise ValueError(f"comm: {error}; there are {', '.join(_names())}.") from None
+            raise ValueError(f"comm: {error}.") from None
 
     def node_size(self, fsdp_size: int, tp_size: int = 1) -> int:
         """How many of the ranks that shard a model are on a node, where `tp_size` ranks share each layer.

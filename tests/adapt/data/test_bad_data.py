@@ -154,7 +154,7 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
     ("entry", "problem"),
     [
         ({"name": "x"}, "missing .* 'path'.*: give a path, or path, name, split, weight, languages, sources"),
-        ({"path": "a/b", "langauges": ["en"]}, "unexpected keyword argument 'langauges'"),
+        ({"path": "a/b", "langauges": ["en"]}, "a/b has the unknown key 'langauges': did you mean 'languages'"),
         ({"path": "a/b", "weight": 0}, "weight is 0"),
         ({"path": "a/b", "weight": float("inf")}, "weight is inf"),
         ({"path": "a/b", "name": 405}, "'name' expected str, got int"),

@@ -156,9 +156,9 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"train": "some"}, "train"),
         (
             {"train": "lora", "lora_target_modules": ["q_proj", "upp_proj"]},
-            "lora_target_modules has 'upp_proj': a layer has q_proj",
+            "the unknown projection 'upp_proj': did you mean 'up_proj'",
         ),
-        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "lora_target_modules has 'lm_head': a layer has"),
+        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head': there are q_proj"),
         ({"divergence": "kl"}, "divergence"),
         ({"max_steps": [1]}, r"Field 'max_steps' expected int, got list \(value: \[1\]\)"),
         ({"max_steps": "many"}, "max_steps"),
