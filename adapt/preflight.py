@@ -17,7 +17,7 @@ from rewired.text.tokenizer import load_tokenizer
 
 from .data.corpus import Corpus, load
 from .data.steps import TrainingSteps
-from .data.tokens import set_chat_template
+from .data.tokens import check_padding, set_chat_template
 from .recipe.keys import Stage
 from .start import outline
 
@@ -52,6 +52,7 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     _check_reporting(config)
     tokenizer = load_tokenizer(tokenizer_folder)
     set_chat_template(tokenizer, config)
+    check_padding(tokenizer, config)
     if recipe.from_scratch and len(tokenizer) > (words := student.config.vocab_size):
         raise ValueError(
             f"The tokenizer has {len(tokenizer):,} tokens, and {recipe.model} has a vocabulary of {words:,}: give "

@@ -118,6 +118,13 @@ def set_chat_template(tokenizer: Any, config: Any) -> None:
         raise ValueError(f"chat_template_path: {path} is neither a file nor a tokenizer that has a template.") from None
 
 
+def check_padding(tokenizer: Any, config: Any) -> None:
+    """Raise ValueError if `tokenizer` has no token to pad rows with."""
+    token = config.pad_token or tokenizer.pad_token or tokenizer.eos_token
+    if token is None or token not in tokenizer.get_vocab():
+        raise ValueError(f"pad_token is {token!r}, which the tokenizer does not have: give one of its own.")
+
+
 def training_template(tokenizer: Any) -> str:
     """A template that writes what the tokenizer's own does, and marks the assistant's turns.
 

@@ -86,6 +86,8 @@ def _check_numbers(config: SFTConfig) -> None:
         value = getattr(config, name)
         if value is not None and not 0 < value < 2**31:
             raise ValueError(f"{name} is {value}: give one above 0 and below 2**31.")
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}: give one from 0 to 2**32 - 1.")
     if config.eval_steps and config.eval_steps < 1:
         raise ValueError(f"eval_steps is {config.eval_steps}: give a number of whole steps.")
 

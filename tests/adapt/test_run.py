@@ -236,6 +236,7 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"stages": [{}, {"wiring": [{"layers": "2-9", "preset": "ladder"}]}]}, "2-9"),
         ({"report_to": "comet_ml"}, "comet"),
         ({"eval_steps": 1, "held_out": 1, "max_length": 1, "assistant_only_loss": False}, "No row can be trained on"),
+        ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),

@@ -186,6 +186,8 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0: give one above 0"),
         ({"num_train_epochs": float("inf")}, "num_train_epochs is inf: give one above 0 and below"),
         ({"max_length": 2**40}, "max_length is 1099511627776: give one above 0 and below"),
+        ({"seed": -1}, "seed is -1: give one from 0 to"),
+        ({"seed": 2**40}, "seed is 1099511627776: give one from 0 to"),
         ({"datasets": [""]}, "'' is no dataset"),
         ({"datasets": [{"path": ""}]}, "its path is empty"),
         ({"model_init_kwargs": {"dtype": "int8"}}, "dtype is 'int8': choose auto, float32, bfloat16, float16"),
