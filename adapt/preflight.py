@@ -76,6 +76,8 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
     """The reason why the attention implementation of `config` does not run here, if so. Raises ValueError if there is
     none of that name."""
     implementation = (config.model_init_kwargs or {}).get("attn_implementation")
+    if not isinstance(implementation, str | None):
+        raise ValueError(f"attn_implementation: {implementation!r} is not the name of one, such as sdpa.")
     try:
         if implementation:
             student.set_attn_implementation(implementation)

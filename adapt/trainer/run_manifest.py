@@ -94,5 +94,10 @@ def _keys(stage: Stage, folder: Path, stages: int, rows: str | None) -> dict[str
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-    return keys
+    try:
+        keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        if keys.keys() == {"start", "training"}:
+            return keys
+    except (ValueError, AttributeError):  # no JSON, or a list
+        pass
+    raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")

@@ -239,6 +239,7 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"pad_token": "<gone>"}, "pad_token is '<gone>'"),
         ({"stages": [{}, {"datasets": ["gone.jsonl"]}]}, "There is no gone.jsonl"),
         ({"model_init_kwargs": {"attn_implementation": "spda"}}, "attn_implementation: .*spda"),
+        ({"model_init_kwargs": {"attn_implementation": 3}}, "attn_implementation: 3 is not the name"),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, "attn_implementation: .*[Ff]lash"),
         ({"hidden_weight": 1.0, "train": "all", "wiring": DENSE}, "this model has none"),
         ({"streaming": True, "held_out": 40}, "A streamed dataset has no row to train on"),
