@@ -53,7 +53,16 @@ def check(stage: Stage, folder: Path, stages: int, rows: str | None) -> None:
             if name.startswith(may_change) or (name == "set of rows" and rows is None):
                 continue
             if before[part].get(name) != now[part].get(name):
-                raise ValueError(f"{folder} was begun with another {name}: choose another output_dir.")
+                raise ValueError(
+                    f"{folder} was begun with another {name}: choose another output_dir{_way_on(name, rows)}."
+                )
+
+
+def _way_on(name: str, rows: str | None) -> str:
+    """What else to do about another `name` in a stage that is finished."""
+    if rows is None and name in _LENGTH_KEYS:
+        return ", or change it in the last stage only: the later ones start from what this one made"
+    return ""
 
 
 def has_other_length(stage: Stage, folder: Path) -> bool:

@@ -129,7 +129,7 @@ def test_nothing_else_may_change(keys: dict[str, Any], tmp_path: Path) -> None:
 def test_only_the_last_stage_is_extended(keys: dict[str, Any], tmp_path: Path) -> None:
     stages: list[dict[str, Any]] = [{"max_steps": 1}, {"max_steps": 2}]
     train(tmp_path / "r.yaml", **keys, stages=stages)
-    with pytest.raises(ValueError, match="begun with another max_steps: choose another output_dir"):
+    with pytest.raises(ValueError, match=r"begun with another max_steps: .* change it in the last stage only"):
         train(tmp_path / "r.yaml", resume=True, **keys, stages=[{"max_steps": 2}, {"max_steps": 2}])
     made = train(tmp_path / "r.yaml", resume=True, **keys, stages=[{"max_steps": 1}, {"max_steps": 3}])
     assert json.loads((made / "config.json").read_text())["adapted"]["steps"] == 3
