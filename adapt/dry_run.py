@@ -69,6 +69,8 @@ def _memory(stage: Stage, model: RewiredForCausalLM) -> str:
         kept = model.base.decoder_layers[-recipe.cache_gathers :]
         gathered = sum(map(_count, kept)) * dtype.itemsize - _saved_by_4bit(recipe, kept, dtype)
         parts["cached gathers"] = gathered / recipe.tp_size * (1 - 1 / recipe.fsdp_size)
+    for companion in stage.companions:
+        parts |= companion.memory(recipe, model, dtype, parts["teacher"])
     sizes = ", ".join(f"{name} {quantities.size(size)}" for name, size in parts.items())
     more = "each layer while it is gathered" if recipe.is_sharded else "under DDP the gradients once more"
     return f"Memory of a device: {sizes}; activations come on top, and {more}."

@@ -39,6 +39,10 @@ class Companion(Protocol):
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
         """Raise ValueError for what makes no sense beside the recipe, or on the nodes that were launched."""
 
+    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
+        """Bytes of what it keeps on a device, by names, for a `model` in `dtype`; a device's part of the original has
+        `teacher`."""
+
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Attached | None:
         """Called on all ranks, once the models are there; None where the keys ask for nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rewired.adapt.recipe.reading import read
 from rewired.comm.companion import CommKeys
 from rewired.comm.options import PRESETS, Comm
 from tests.adapt.recipe.test_reading import LEAST, write
+from tests.adapt.world import command, distillation, write_recipe
 
 
 def keys_of(stage: Stage) -> CommKeys:
@@ -65,6 +67,15 @@ def test_comm_is_a_preset_or_a_mapping(tmp_path: Path) -> None:
     assert keys_of(own).options == Comm(gradients="int8", secondary_shard="none")
     assert keys_of(late).options == Comm(gradients={0: "int4", 0.5: "bf16"})
     assert keys_of(read(write(tmp_path / "r.yaml", **LEAST), [])[0]).options is None
+
+
+def test_a_dry_run_tells_what_is_kept(
+    dense: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = distillation(dense, rows, tmp_path / "out") | {"fsdp_size": 4, "comm": {"ranks_per_node": 2}}
+    assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
+    kept = r"secondary shard [\d.]+ kB, frozen weights gathered once [\d.]+ kB; activations"
+    assert re.search(kept, capsys.readouterr().out)
 
 
 def test_ranks_have_to_make_whole_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

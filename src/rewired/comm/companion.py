@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from trl import SFTConfig
 
 from rewired.adapt.recipe.keys import LORA, Recipe
 
 from .communication import Communication
 from .late_gradients import compute_late
+from .memory import kept_bytes
 from .nodes import Nodes
 from .options import Comm
 
@@ -46,6 +48,9 @@ class CommKeys:
                 "them no numbers: give bf16."
             )
         options.node_size(recipe.fsdp_size, recipe.tp_size)
+
+    def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
+        return kept_bytes(self.options, recipe, model, dtype.itemsize, teacher) if self.options else {}
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.
