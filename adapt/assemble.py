@@ -62,7 +62,9 @@ def make_trainer(
         learn_in_float32(model)  # which TRL holds in bfloat16 beside weights in 4 bits
     trainer.flops_per_token = flops_per_token(unwrapped(model), teacher if recipe.distills else None)
     if teacher is not None:
-        _patch_forward(unwrapped(model), teacher, recipe, config)
+        loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
+        layers = rewired_layers(unwrapped(model).config)
+        add_losses(unwrapped(model), teacher, loss, recipe.hidden_weight, layers)  # SFT measures held-out texts only
     if checked.held_out:
         log = partial(Trainer.log, trainer)
         trainer.add_callback(MeasureDivergence(checked.held_out, int(config.eval_steps), log))
@@ -85,12 +87,6 @@ def make_teacher(model: Any, recipe: Recipe, config: SFTConfig, start: Start) ->
         device=config.device,
         without_adapters=model.disable_adapter if isinstance(model, PeftModel) else nullcontext,
     )
-
-
-def _patch_forward(student: Any, teacher: Teacher, recipe: Recipe, config: SFTConfig) -> None:
-    """Let the student's forward give its losses against the teacher, which SFT measures on held-out texts only."""
-    loss = TokenLoss(recipe.ce_weight, recipe.kd_weight, recipe.divergence, recipe.temperature)
-    add_losses(student, teacher, loss, recipe.hidden_weight, rewired_layers(student.config))
 
 
 def _trainer_config(recipe: Recipe, config: SFTConfig, folder: Path) -> SFTConfig:

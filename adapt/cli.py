@@ -12,6 +12,7 @@ import typer
 from rewired import signals
 from rewired.cli import new_app, report_errors
 from rewired.extras import needs
+from rewired.progress import is_first_rank
 
 from .recipe import packaged
 
@@ -80,10 +81,8 @@ def _adapt(
         packaged.find(recipe)  # raises before anything that takes long to import
         with needs(_EXTRA, "adapt"):
             from .recipe.reading import read
-
+            from .run import adapt
         stages = read(recipe, context.args)
-        with needs(_EXTRA, "adapt"):
-            from .run import adapt, is_first_rank
         signals.check()
         # TRL and PEFT still call transformers' methods by these names
         warnings.filterwarnings("ignore", "`.*gradient_checkpointing.*` is deprecated", FutureWarning)
@@ -100,8 +99,6 @@ def _adapt(
             from rewired.checkpoint import provenance
             from rewired.checkpoint.checkpoint import Checkpoint
 
-            base = provenance.base_of(Checkpoint.open(model).config)
-            command = ["evaluate", *([] if provenance.original(base) else ["ORIGINAL"]), str(model)]
-            has_original = not base or provenance.FROM_SCRATCH not in base
-            compare = f" To compare it with the original: {shlex.join(command)}" if has_original else ""
+            original = provenance.original(provenance.base_of(Checkpoint.open(model).config))
+            compare = f" To compare it with the original: evaluate {shlex.quote(str(model))}" if original else ""
             print(f"{model} is trained.{compare}")

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import SchedulerType
 
-from rewired import extras
+from rewired import extras, quantities
 from rewired.model.rewired_model import RewiredForCausalLM
 from rewired.text.tokenizer import load_tokenizer
 
@@ -18,8 +19,9 @@ from .data.corpus import Corpus, load
 from .data.steps import TrainingSteps
 from .data.tokens import check_padding, set_chat_template
 from .recipe.keys import Stage
-from .start import note_on_model, outline
-from .trainer.schedule import warmup_warning
+from .start import outline
+
+_WITHOUT_WARMUP = (SchedulerType.CONSTANT, SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 class CheckedStage(NamedTuple):
@@ -42,7 +44,9 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    missing = _missing_for_attention(student, config) or (_missing_for_4bit() if recipe.load_in_4bit else None)
+    missing = _missing_for_attention(student, config)
+    if recipe.load_in_4bit and find_spec("bitsandbytes") is None:
+        missing = extras.missing("qlora", "load_in_4bit", "bitsandbytes")
     if missing and not elsewhere:
         raise ValueError(missing)
     _check_reporting(config)
@@ -59,19 +63,13 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     held_out = corpus.held_out_texts(longest) if config.eval_steps else []
     if config.eval_steps and not held_out:
         raise ValueError("eval_steps measures held-out rows, and none has two tokens: leave it out.")
-    if len(stages) == 1 and (note := note_on_model(recipe)):
-        corpus.notes.append(note)
     if missing:
         corpus.notes.append(f"Not to be trained here: {missing}")
     if config.dataloader_drop_last or config.warmup_steps:
-        steps = TrainingSteps.of(recipe, config, corpus.train)  # raises if dropping leaves none
-        corpus.notes.extend(filter(None, [warmup_warning(config, steps.count)]))
+        steps = TrainingSteps.of(recipe, config, corpus.train).count  # raises if dropping leaves none
+        if warning := _warmup_warning(config, steps):
+            corpus.notes.append(warning)
     return CheckedStage(student, tokenizer, corpus, held_out)
-
-
-def _missing_for_4bit() -> str | None:
-    is_there = find_spec("bitsandbytes") is not None
-    return None if is_there else extras.missing("qlora", "load_in_4bit", "bitsandbytes")
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:
@@ -88,6 +86,17 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
     except ValueError as error:
         raise ValueError(f"attn_implementation: {str(error).strip().splitlines()[0]}") from None
     return None
+
+
+def _warmup_warning(config: Any, steps: int) -> str | None:
+    """A sentence if the learning rate is still warming up at the last of `steps`."""
+    warmup = config.get_warmup_steps(steps)
+    if config.lr_scheduler_type in _WITHOUT_WARMUP or warmup < max(steps, 1):
+        return None
+    return (
+        f"The learning rate warms up for {quantities.count(warmup, 'step')}, and the training has only "
+        f"{quantities.count(steps, 'step')}: it never reaches {config.learning_rate:g}. Give fewer warmup_steps."
+    )
 
 
 def _check_reporting(config: Any) -> None:

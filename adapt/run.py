@@ -55,11 +55,6 @@ def adapt(stages: Sequence[Stage], resume: bool = False) -> Path:
         return _adapt(stages, out, resume)
 
 
-def is_first_rank() -> bool:
-    """Whether this process speaks for all ranks."""
-    return bool(PartialState().is_main_process)
-
-
 class _Run(NamedTuple):
     """One stage, in a folder of its own, whose model goes to `final`."""
 
@@ -92,15 +87,14 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
         checks.check_devices(stage, state.num_processes)
     state.wait_for_everyone()  # before any rank writes there
     run_manifest.check_layout(out, len(runs))
-    done = max((n for n, run in enumerate(runs, start=1) if (run.final / "config.json").is_file()), default=0)
-    is_extended = done == len(runs) and run_manifest.has_other_length(runs[-1].stage, runs[-1].folder)
-    done -= is_extended  # the last one goes on
+    done = _finished(runs)
     for run in runs[:done]:
         run_manifest.check(run.stage, run.folder, len(runs), rows=None)
     # all that can be wrong is checked before hours of work
     with state.main_process_first(), tokenizer_of(stages[0].recipe) as tokenizer:
         checked = [check_stage(stages[: number + 1], tokenizer) for number in range(done, len(runs))]
     for run, found in zip(runs[done:], checked, strict=True):
+        is_extended = run.final.is_dir()
         if is_extended:
             extension.check(run.stage, run.folder, run.final, found.corpus)
         run_manifest.begin(run.stage, run.folder, len(runs), found.corpus.fingerprint)
@@ -110,6 +104,12 @@ def _adapt(stages: Sequence[Stage], out: Path, resume: bool) -> Path:
         state.wait_for_everyone()
         free_memory()
     return runs[-1].final
+
+
+def _finished(runs: Sequence[_Run]) -> int:
+    """How many of the first runs are finished; a last one that is to take another number of steps is not."""
+    done = max((n for n, run in enumerate(runs, start=1) if (run.final / "config.json").is_file()), default=0)
+    return done - (done == len(runs) and run_manifest.has_other_length(runs[-1].stage, runs[-1].folder))
 
 
 def _run(stage: Stage, folder: Path, final: Path, checked: CheckedStage) -> None:

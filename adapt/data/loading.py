@@ -40,7 +40,7 @@ def load(source: DatasetEntry, streaming: bool) -> list[tuple[str, Dataset | Ite
             mend = f"`rewired data fetch instruct {path.parent}` makes it."
         raise ValueError(f"There is no {source.path}: {mend}")
     with dataset_errors(source.path):
-        rows = datasets.load_dataset(source.path, source.name, split=source.split, streaming=streaming)
+        rows = datasets.load_dataset(source.path, source.name or None, split=source.split, streaming=streaming)
     return [(source.path, rows)]
 
 

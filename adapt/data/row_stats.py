@@ -56,12 +56,10 @@ class RowStats:
         if self.bad:
             note += f"; {quantities.count(self.bad, 'bad row')} left out, the first because {self.first_problem}"
         if self.cut and self.longest:
-            are, lose = ("is", "loses") if self.cut == 1 else ("are", "lose")
-            note += f"; {_rows(self.cut)} {are} longer than {quantities.count(self.longest, 'token')}"
-            note += f" and {lose} {self.lost:,} in all ({self.lost / self.tokens:.1%})"
+            note += f"; {_rows(self.cut)} cut to {quantities.count(self.longest, 'token')}, "
+            note += f"{self.lost:,} fewer in all ({self.lost / self.tokens:.1%})"
         if self.emptied:
-            are = "it is" if self.emptied == 1 else "they are"
-            note += f"; in {self.emptied:,} of them nothing to learn is left, and {are} left out"
+            note += f"; {_rows(self.emptied)} left out, in which nothing to learn is left"
         return note
 
 

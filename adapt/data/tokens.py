@@ -36,6 +36,8 @@ _PROBES: tuple[Conversation, ...] = (
 
 # datasets reads the streams of a mix in threads, and transformers' templates keep the marked turns in shared state
 _one_at_a_time = Lock()
+# a thread that a forked process lacks may have held it
+os.register_at_fork(after_in_child=_one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,3 @@ def _written(tokenizer: Any, template: str, conversation: Conversation) -> str |
     except TemplateError:
         return None
     return str(text)
-
-
-def _free_lock() -> None:
-    """Make a new lock in a forked process: a thread that the process lacks may have held the old one."""
-    global _one_at_a_time
-    _one_at_a_time = Lock()
-
-
-os.register_at_fork(after_in_child=_free_lock)

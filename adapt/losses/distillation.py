@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from rewired.model.residual_stream import ResidualStream
 from rewired.model.rewired_model import RewiredForCausalLM
 
 from ..data.tokens import IGNORED
+from ..model.lora import whole
 from ..model.teacher import Teacher
 from .token_loss import TokenLoss, relative_error, token_loss
 
@@ -51,12 +51,12 @@ def add_losses(
         student = self.base(**kwargs)
         target = teacher(trunk.take(), **kwargs)
         if original:
-            return linear(target.last_hidden_state, _weight(teacher.head))
+            return linear(target.last_hidden_state, whole(teacher.head.weight))
         labels = labels[:, 1:]
         mask = labels != IGNORED
         states, teacher_states = (outputs.last_hidden_state[:, :-1][mask] for outputs in (student, target))  # [N, H]
-        teacher_part = (teacher_states, _weight(teacher.head)) if loss.kd else ()
-        sums = token_loss(loss, states, _weight(self.get_output_embeddings()), labels[mask], *teacher_part)
+        teacher_part = (teacher_states, whole(teacher.head.weight)) if loss.kd else ()
+        sums = token_loss(loss, states, whole(self.get_output_embeddings().weight), labels[mask], *teacher_part)
         hidden = sums.ce.new_zeros(())
         if hidden_weight:
             first = max(teacher.first, 0)
@@ -87,8 +87,3 @@ class _Trunk:
     def _fill(self, layer: Any, arguments: tuple[torch.Tensor | ResidualStream, ...]) -> None:
         stream = arguments[0]
         self.states = stream.total(layer.shards) if isinstance(stream, ResidualStream) else stream.detach()
-
-
-def _weight(head: nn.Module) -> torch.Tensor:
-    weight = head.weight
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight  # type: ignore[return-value]

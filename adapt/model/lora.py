@@ -122,5 +122,6 @@ def _added(layer: Any) -> torch.Tensor:
     return added
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: Any) -> torch.Tensor:
+    """It, gathered from all ranks where it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -26,6 +26,16 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 def check(config: SFTConfig, recipe: Recipe) -> None:
     """Raise ValueError for what cannot be run here, or would spoil the losses against the original."""
     _check_numbers(config)
+    if recipe.from_scratch and config.eval_steps:
+        raise ValueError("eval_steps measures KL to the original, and init: scratch has none: leave it out.")
+    if config.eval_steps and not recipe.held_out:
+        raise ValueError("eval_steps measures on rows that are held out: give held_out.")
+    if recipe.streaming and config.max_steps < 1:
+        raise ValueError("A stream has no known length: give max_steps.")
+    if recipe.streaming and config.dataloader_num_workers:
+        raise ValueError(
+            "A stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
+        )
     if config.packing and config.max_length is None:
         raise ValueError("packing fills rows of max_length tokens: give max_length.")
     if config.train_sampling_strategy not in ("random", "sequential"):
@@ -69,8 +79,6 @@ def check_devices(stage: Stage, ranks: int) -> None:
             f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "
             f"{recipe.ranks}, for example by torchrun --nproc-per-node {recipe.ranks} -m rewired.adapt RECIPE."
         )
-    for companion in stage.companions:
-        companion.check_ranks(recipe)
 
 
 def _check_numbers(config: SFTConfig) -> None:
@@ -118,11 +126,6 @@ def _check_optimizer(config: SFTConfig) -> None:
 
 
 def _check_losses(config: SFTConfig) -> None:
-    if config.loss_type != "nll":
-        raise ValueError(
-            f"loss_type is '{config.loss_type}', which the losses against the original do not have: leave it out."
-        )
-    if config.label_smoothing_factor:
-        raise ValueError("label_smoothing_factor is not part of the losses against the original: leave it out.")
-    if config.neftune_noise_alpha:
-        raise ValueError("neftune_noise_alpha: the original would read the noise, too: leave it out.")
+    for name, default in {"loss_type": "nll", "label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
+        if getattr(config, name) != default:
+            raise ValueError(f"{name} is not part of the losses against the original: leave it out.")

@@ -37,10 +37,7 @@ class Companion(Protocol):
     """The keys of one companion, as a recipe gives them."""
 
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
-        """Raise ValueError for what makes no sense beside the recipe."""
-
-    def check_ranks(self, recipe: Recipe) -> None:
-        """Raise ValueError where the recipe cannot be trained on the nodes that were launched."""
+        """Raise ValueError for what makes no sense beside the recipe, or on the nodes that were launched."""
 
     def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
         """Bytes of what it keeps on a device, by names, for a `model` in `dtype`; a device's part of the original has

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trl import SFTConfig
 
@@ -18,10 +15,9 @@ from rewired.text import MIX
 
 from .companions import Companion
 from .dataset_entry import DatasetEntry
+from .unknown import check_known
 
 LORA, SCRATCH = "lora", "scratch"
-TRAINED = ("all", "rewired", "norms_and_gains", LORA)
-DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")  # computed in losses/token_loss.py
 NO_REFIT = ("none", "false", "no")
 _MINIMA = dict.fromkeys(("held_out", "cache_gathers"), 0) | dict.fromkeys(
     ("refit_tokens", "lora_r", "lora_alpha", "fsdp_size", "dp_replicate_size", "tp_size"), 1
@@ -29,8 +25,8 @@ _MINIMA = dict.fromkeys(("held_out", "cache_gathers"), 0) | dict.fromkeys(
 _PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.linears))
 
 
-def _key(default: Any, help_text: str, choices: Sequence[str] = ()) -> Any:
-    return field(default=default, metadata={"help": help_text} | ({"choices": list(choices)} if choices else {}))
+def _key(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass
@@ -41,7 +37,9 @@ class Recipe:
     wiring: list[dict] | str | None = _key(  # type: ignore[type-arg]  # noqa: RUF009
         None, "Rewire it first: ladder@16-32, or a list of {layers: 16-32, preset: ladder}."
     )
-    init: str | None = _key(None, "scratch: random weights in the sizes of `model`, a checkpoint or a shape.")
+    init: Literal["scratch"] | None = _key(
+        None, "scratch: random weights in the sizes of `model`, a checkpoint or a shape."
+    )
     tokenizer: str | None = _key(None, "From scratch: a checkpoint whose tokenizer to take.")
     tp_shards: int | None = _key(None, "Logical tensor-parallel shards, as for convert.")
     refit: str | None = _key(
@@ -57,7 +55,7 @@ class Recipe:
     streaming: bool = _key(False, "Read datasets while training; needs max_steps.")
     skip_bad: bool = _key(False, "Leave bad rows out and count them.")
     held_out: int = _key(16, "How many first rows of each dataset only measure KL.")
-    train: str = _key("all", "Which weights learn.", TRAINED)
+    train: Literal["all", "rewired", "norms_and_gains", "lora"] = _key("all", "Which weights learn.")
     lora_r: int = _key(16, "The rank of LoRA.")
     lora_alpha: int = _key(32, "The alpha of LoRA, which is scaled by alpha / rank.")
     lora_target_modules: list[str] | None = _key(  # noqa: RUF009
@@ -72,7 +70,7 @@ class Recipe:
     tp_size: int = _key(1, "Ranks that share each layer's work (tensor parallelism); 2x2 is a grid of X x Y.")
     ce_weight: float = _key(1.0, "Weight of the cross-entropy with the data: SFT.")
     kd_weight: float = _key(0.0, "Weight of the divergence from the original.")
-    divergence: str = _key("forward_kl", "Which divergence.", DIVERGENCES)
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = _key("forward_kl", "Which divergence.")
     temperature: float = _key(1.0, "Temperature of both models' logits in the divergence.")
     hidden_weight: float = _key(0.0, "Weight of the stream's relative squared error after each rewired layer.")
 
@@ -82,10 +80,8 @@ class Recipe:
             self.held_out = 0  # there is no original to measure KL to
         if not self.model:
             raise ValueError("The recipe names no model: give model, a checkpoint's folder or hub id.")
-        self._check_lora_targets()
         if not self.datasets:
             raise ValueError("The recipe names no datasets: give a list of paths.")
-        self._check_choices()
         self._check_numbers()
         self._check_combinations()
         self._check_init()
@@ -141,21 +137,6 @@ class Recipe:
         entries = self.datasets if isinstance(self.datasets, list) else [self.datasets]
         return [DatasetEntry.from_recipe(entry) for entry in entries]
 
-    def _check_lora_targets(self) -> None:
-        if isinstance(self.lora_target_modules, str):  # YAML's way to write a list of one
-            self.lora_target_modules = [self.lora_target_modules]
-        for name in self.lora_target_modules or ():
-            if name not in _PROJECTIONS:
-                near = difflib.get_close_matches(str(name), _PROJECTIONS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_PROJECTIONS)}."
-                raise ValueError(f"lora_target_modules has '{name}', which is not a projection of a layer: {hint}")
-
-    def _check_choices(self) -> None:
-        for key in dataclasses.fields(self):  # argparse checks the command line only, and not a file's values
-            choices, value = key.metadata.get("choices"), getattr(self, key.name)
-            if choices and value not in choices:
-                raise ValueError(f"{key.name} is '{value}': choose {', '.join(choices)}.")
-
     def _check_numbers(self) -> None:
         for name in ("ce_weight", "kd_weight", "hidden_weight"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -169,6 +150,7 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}: give {minimum} or more.")
 
     def _check_combinations(self) -> None:
+        check_known(self.lora_target_modules or (), _PROJECTIONS, "lora_target_modules has the unknown projection")
         if self.load_in_4bit and self.train != LORA:
             raise ValueError("load_in_4bit is for frozen weights beside adapters: say train: lora.")
         if self.load_in_4bit and self.grid.y > 1:
@@ -180,8 +162,6 @@ class Recipe:
             raise ValueError("cache_gathers keeps layers that FSDP2 has gathered: give fsdp_size, too.")
 
     def _check_init(self) -> None:
-        if self.init not in (None, SCRATCH):
-            raise ValueError(f"init is '{self.init}': give scratch, or leave it out to begin with the model's weights.")
         if self.tokenizer and not self.from_scratch:
             raise ValueError("tokenizer is for a model from scratch: say init: scratch, or leave it out.")
         if self.from_scratch and (self.distills or self.refit_text or self.train != "all"):

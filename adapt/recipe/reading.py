@@ -6,7 +6,6 @@ import argparse
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -27,11 +26,6 @@ from .unsupported import UNSUPPORTED
 _STAGES = "stages"  # a list of what each stage changes of the recipe
 _EXTENDS = "extends"  # another recipe, from which this one inherits
 _YAML_KEYS = ("wiring", "datasets")  # whose values are YAML on the command line, too
-# transformers' older names, which it reads only where the new one is not given
-_NEW_NAMES = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
 
 
 def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
@@ -50,8 +44,7 @@ def read(path: Path, overrides: Sequence[str]) -> list[Stage]:
     for key in ("output_dir", "model"):
         if any(key in stage for stage in stages):
             raise ValueError(f"{path}: all stages have one {key}: name it beside `stages`.")
-    overrides = [_with_new_name(part) for part in overrides]
-    parsed = [_parse(path, content | _with_new_names(stage), overrides) for stage in stages]
+    parsed = [_parse(path, content | stage, overrides) for stage in stages]
     if any(stage.get("refit") not in (None, False, *NO_REFIT) for stage in stages[1:]):
         raise ValueError(f"{path}: a refit fits the original's weights, which only the first stage has.")
     first = parsed[0].recipe
@@ -72,25 +65,14 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path} is not YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: a recipe is a mapping of keys to values.")
-    content = _with_new_names(content)
     if parent := content.pop(_EXTENDS, None):
         content = _read(packaged.find(Path(str(parent)), path.parent), (*seen, path.resolve())) | content
     return content
 
 
-def _with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {_NEW_NAMES.get(key, key): value for key, value in content.items()}
-
-
-def _with_new_name(part: str) -> str:
-    """One argument of a command line (`--key`, `--key=value`, or a value), with the key's new name."""
-    flag, equals, value = part.partition("=")
-    name = _NEW_NAMES.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
-    return f"--{name}{equals}{value}" if name else part
-
-
 def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> Stage:
-    """One stage, from the keys of the file and the arguments of the command line."""
+    """One stage, from the keys of the file and the arguments of the command line, as which those of the file are read
+    that have no structure."""
     flags = [flag.lstrip("-").split("=")[0].replace("-", "_") for flag in overrides if flag.startswith("--")]
     keys = [*content, *flags]
     _check_keys(path, keys)
@@ -100,15 +82,19 @@ def _parse(path: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> 
             action.type, action.nargs = _from_yaml, None
         elif action.dest == "tp_size":
             action.type = _grid
-    written = {key: _typed(path, key, value) for key, value in content.items()}
-    parser.set_defaults_with_config(**_defaults(path) | written)
+    structures = {key: value for key, value in content.items() if isinstance(value, list | dict | None)}
+    arguments = [f"--{key}={value}" for key, value in content.items() if key not in structures]
+    parser.set_defaults_with_config(**_defaults(path) | structures)
     try:
-        recipe, config, *companions = parser.parse_args_into_dataclasses(args=list(overrides), look_for_args_file=False)
+        for key in structures.keys() - _yaml_keys():
+            type_validator(key, structures[key], _types()[key])
+        recipe, config, *companions = parser.parse_args_into_dataclasses(
+            args=[*arguments, *overrides], look_for_args_file=False
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: {error.doc} is not JSON.") from None
     except (TypeError, argparse.ArgumentError) as error:
         raise ValueError(f"{path}: {error}") from None
-    _check_data(path, recipe, config)
     checks.check(config, recipe)
     for companion in companions:
         companion.check(recipe, config)
@@ -141,19 +127,6 @@ def _defaults(path: Path) -> dict[str, Any]:
     return defaults
 
 
-def _check_data(path: Path, recipe: Recipe, config: SFTConfig) -> None:
-    if recipe.from_scratch and config.eval_steps:
-        raise ValueError(f"{path}: eval_steps measures KL to the original, and init: scratch has none: leave it out.")
-    if recipe.streaming and config.max_steps < 1:
-        raise ValueError(f"{path}: a stream has no known length: give max_steps.")
-    if recipe.streaming and config.dataloader_num_workers:
-        raise ValueError(
-            f"{path}: a stream is read, and its rows are counted, where it trains: leave dataloader_num_workers out."
-        )
-    if config.eval_steps and not recipe.held_out:
-        raise ValueError(f"{path}: eval_steps measures on rows that are held out: give held_out.")
-
-
 def _plain(key: str, value: Any, written: Any) -> Any:
     """A value as YAML and JSON can hold it; of some mappings SFTConfig makes objects, for which the recipe keeps what
     was `written`. Numbers of steps are whole, though transformers holds some as floats, which may be shares."""
@@ -161,25 +134,6 @@ def _plain(key: str, value: Any, written: Any) -> Any:
     if key.endswith("_steps") and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
-
-
-def _typed(path: Path, key: str, value: Any) -> Any:
-    """A value from a file, in its key's type; strings are left to argparse. Raises ValueError for another type."""
-    expected = _types()[key]
-    if key == "refit" and value is False:  # a bare `no` or `false` in YAML
-        return "none"
-    if "float" in str(expected) and isinstance(value, str):  # PyYAML reads 5e-6 as a string
-        with suppress(ValueError):
-            return float(value)
-    if isinstance(value, str) or key in _yaml_keys():
-        return value
-    candidates = (value, float(value)) if isinstance(value, int) and not isinstance(value, bool) else (value,)
-    for candidate in candidates:
-        with suppress(TypeError):
-            type_validator(key, candidate, expected)
-            return candidate
-    wanted = expected.__name__ if isinstance(expected, type) else str(expected)
-    raise ValueError(f"{path}: {key} is {value!r}, and must be of type {wanted}.")
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Callbacks of the trainer: what is due at the end of a step, stopping when a loss diverges, and the held-out KL."""
+"""Callbacks of the trainer: what is due at the end of a step, the rate of a resumed training, stopping when a loss
+diverges, and the held-out KL."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SchedulerType
 
 from rewired import quantities, signals
 from rewired.divergence import divergence
@@ -39,6 +42,32 @@ class EndOfStep(TrainerCallback):
     on_epoch_end = on_step_end
 
 
+class FollowSchedule(TrainerCallback):
+    """Gives a resumed training the learning rate that its schedule has at the first step to come.
+
+    A checkpoint brings the rate that was next in the schedule it was saved under, which is another one's where the
+    training was extended. `notes` say so, if the rate jumps.
+    """
+
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        scheduler = others["lr_scheduler"]
+        if state.global_step == 0 or not isinstance(scheduler, LambdaLR):
+            return
+        before = scheduler.get_last_lr()[0]
+        scheduler.last_epoch -= 1
+        scheduler.step()  # the same again, by the schedule of now
+        after = scheduler.get_last_lr()[0]
+        if before != after:
+            self.notes.append(
+                f"After {quantities.count(state.global_step, 'step')} the learning rate jumps from {before:.3g} to "
+                f"{after:.3g}: from there on it is what the schedule ({SchedulerType(args.lr_scheduler_type).value}) "
+                f"of {quantities.count(state.max_steps, 'step')} has."
+            )
+
+
 class StopWhenDiverged(TrainerCallback):
     """Stops when a logged loss stays far above its best: the one that is minimised, or the cross-entropy, which rises
     even where the other is kept small by its weight or is bounded, as the Jensen-Shannon divergence is.
@@ -59,10 +88,7 @@ class StopWhenDiverged(TrainerCallback):
         return " and ".join(f"the {name} is {loss}" for name, loss in self.losses.items() if loss.above)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.look_back(state)  # where a training is resumed
-
-    def look_back(self, state: TrainerState) -> None:
-        for entry in state.log_history:
+        for entry in state.log_history:  # where a training is resumed
             self._look(entry, int(entry["step"]))
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **others: Any) -> None:

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-_RECORD = "adapt.json"  # the tokens that were trained on, and the other files' sizes
+SAVING = ".saving"  # where checkpoints are written before they are moved into place
+_RECORD = "adapt.json"  # the other files' sizes
 
 
 def resume_point(folder: Path) -> str | None:
@@ -35,8 +36,8 @@ def resume_point(folder: Path) -> str | None:
 def remove_after(folder: Path, good: int) -> None:
     """Remove the checkpoints in `folder` from after step `good`. All ranks have to call this."""
     state = PartialState()
-    for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        if state.is_main_process and step(checkpoint) > good:
+    for checkpoint in _newest_first(folder):
+        if state.is_main_process and _step(checkpoint) > good:
             shutil.rmtree(checkpoint)
     state.wait_for_everyone()
 
@@ -47,8 +48,8 @@ def last_whole(folder: Path) -> tuple[str | None, list[str]]:
     Raises ValueError if all are broken.
     """
     broken = list[str]()
-    for checkpoint in sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step, reverse=True):
-        if is_whole(checkpoint):
+    for checkpoint in _newest_first(folder):
+        if _is_whole(checkpoint):
             return str(checkpoint), broken
         broken.append(str(checkpoint))
     if broken:
@@ -60,8 +61,13 @@ def last_whole(folder: Path) -> tuple[str | None, list[str]]:
 
 def newest_until(folder: Path, last: int) -> str | None:
     """The newest whole checkpoint in `folder` of step `last` or before it."""
-    whole = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step(path) <= last and is_whole(path)]
-    return str(max(whole, key=step)) if whole else None
+    whole = (path for path in _newest_first(folder) if _step(path) <= last and _is_whole(path))
+    return next(map(str, whole), None)
+
+
+def record(checkpoint: Path) -> None:
+    """Record that `checkpoint` is written completely."""
+    (checkpoint / _RECORD).write_text(json.dumps({"files": _sizes(checkpoint)}, indent=1))
 
 
 @contextmanager
@@ -73,6 +79,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
         is_torchs = "inline_container" in str(error)  # all that torch.save says of a disk
         if isinstance(error, RuntimeError) and not is_torchs:
             raise
+        shutil.rmtree(folder / SAVING, ignore_errors=True)
         reason = "torch.save was cut short" if is_torchs else str(error).strip().splitlines()[-1]
         whole, _ = last_whole(folder)
         raise ValueError(
@@ -81,17 +88,15 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
         ) from None
 
 
-def step(checkpoint: Path) -> int:
-    """The step after which `checkpoint` was saved."""
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_step, reverse=True)
+
+
+def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def record(checkpoint: Path, tokens: int) -> None:
-    """Record that `checkpoint`, saved after so many tokens, is written completely."""
-    (checkpoint / _RECORD).write_text(json.dumps({"tokens": tokens, "files": _sizes(checkpoint)}, indent=1))
-
-
-def is_whole(checkpoint: Path) -> bool:
+def _is_whole(checkpoint: Path) -> bool:
     """Whether every file of `checkpoint` is there, in the size that it was saved in."""
     try:
         files = json.loads((checkpoint / _RECORD).read_text())["files"]
@@ -100,14 +105,9 @@ def is_whole(checkpoint: Path) -> bool:
     return not files.items() - _sizes(checkpoint).items()
 
 
-def tokens_seen(checkpoint: Path) -> int:
-    """The number of tokens that were trained on before `checkpoint`, which is whole."""
-    return int(json.loads((checkpoint / _RECORD).read_text())["tokens"])
-
-
 def _sizes(checkpoint: Path) -> dict[str, int]:
     return {
         str(path.relative_to(checkpoint)): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
+        for path in checkpoint.rglob("*")
         if path.is_file() and path.name != _RECORD
     }

@@ -107,6 +107,6 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
         keys: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         if keys.keys() == {"start", "training"}:
             return keys
-    except ValueError:
+    except (ValueError, AttributeError):  # no JSON, or a list
         pass
     raise ValueError(f"{folder / _FILE} cannot be read: choose another output_dir.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,17 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
 from ..losses.distillation import Losses
 from . import checkpoints
-from .callbacks import DivergedError, StopWhenDiverged
-from .schedule import FollowSchedule
+from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
+from .checkpoints import SAVING
 from .speed import Waits, peak_flops
-
-_SAVING = ".saving"  # where checkpoints are written before they are moved into place
 
 
 class AdaptTrainer(SFTTrainer):
@@ -82,18 +82,18 @@ class AdaptTrainer(SFTTrainer):
         self._total_train_tokens += int(tokens) // self._tp_size
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """SFTTrainer's training; the count of tokens goes on where a training is resumed."""
-        if isinstance(resume_from_checkpoint, str):
-            self._total_train_tokens = checkpoints.tokens_seen(Path(resume_from_checkpoint))
-        self._logged = (time.perf_counter(), self._total_train_tokens)
-        output = super().train(resume_from_checkpoint, *args, **kwargs)
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """SFTTrainer's training, after which the last step is checked."""
+        output = super().train(*args, **kwargs)
         self._check_last_step()
         return output
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        """The count of tokens goes on where a training is resumed."""
         progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
         self.state.compute_steps(self.args, max_steps)  # not the checkpoint's logging_steps and save_steps
+        self._total_train_tokens = _tokens_seen(self.state)
+        self._logged = (time.perf_counter(), self._total_train_tokens)
         return progress
 
     def _check_last_step(self) -> None:
@@ -110,8 +110,7 @@ class AdaptTrainer(SFTTrainer):
     def load_finished(self, checkpoint: str) -> bool:
         """Load `checkpoint` if the training ends there, and say whether it does: transformers would train one more
         step."""
-        tokens = checkpoints.tokens_seen(Path(checkpoint))
-        state = type(self.state).load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         if self.args.max_steps > 0:
             is_finished = state.global_step >= self.args.max_steps
         else:
@@ -122,8 +121,8 @@ class AdaptTrainer(SFTTrainer):
             return False
         self._load_from_checkpoint(checkpoint)
         self.state = state
-        self._total_train_tokens = tokens
-        self._watch.look_back(state)
+        self._total_train_tokens = _tokens_seen(state)
+        self._watch.on_train_begin(self.args, state, self.control)
         self._check_last_step()
         return True
 
@@ -159,27 +158,29 @@ class AdaptTrainer(SFTTrainer):
         """Nothing: `save` writes the card of the trained model."""
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(Path(super()._get_output_dir(trial)) / _SAVING)
+        return str(Path(super()._get_output_dir(trial)) / SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Writes a checkpoint aside and moves it into place, so that it is whole or not there, whenever this process is
-        killed. The newest one that is known to be good is not rotated away."""
+        """Writes a checkpoint aside and moves it into place once it is on the disk, so that it is whole or not there,
+        whenever this process is killed. The newest one that is known to be good is not rotated away."""
         out, name = Path(str(self.args.output_dir)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.is_world_process_zero():
-            shutil.rmtree(out / _SAVING, ignore_errors=True)
+            shutil.rmtree(out / SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        try:
-            with checkpoints.disk_errors(f"{out / name}", out):
-                super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.is_world_process_zero():
-                    checkpoints.record(out / _SAVING / name, self._total_train_tokens)
-        except ValueError:
-            shutil.rmtree(out / _SAVING, ignore_errors=True)
-            raise
+        with checkpoints.disk_errors(f"{out / name}", out):
+            super()._save_checkpoint(model, trial)
+            os.sync()
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                checkpoints.record(out / SAVING / name)
         if self.is_world_process_zero():
             shutil.rmtree(out / name, ignore_errors=True)
-            (out / _SAVING / name).rename(out / name)
+            (out / SAVING / name).rename(out / name)
             good = checkpoints.newest_until(out, self._watch.good)
             rotate_checkpoints(str(out), self.args.save_total_limit, best_model_checkpoint=good, use_mtime=False)
         self.accelerator.wait_for_everyone()
+
+
+def _tokens_seen(state: TrainerState) -> int:
+    """Those of a training up to a checkpoint, before which they are logged; 0 of a new one."""
+    return int(next((entry["num_tokens"] for entry in reversed(state.log_history) if "num_tokens" in entry), 0))

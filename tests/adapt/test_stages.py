@@ -162,7 +162,7 @@ def test_a_trained_model_goes_on_with_the_recipe_that_made_it(
     keys |= {"refit": str(rows), "refit_tokens": 1024, "max_steps": 2, "tp_shards": 4}
     made = train(tmp_path / "r.yaml", **keys)
     again = train(tmp_path / "r.yaml", **keys | {"model": str(made), "output_dir": str(tmp_path / "2")})
-    assert f"{made} has the recipe's wiring already, and was trained" in capsys.readouterr().out
+    assert f"Rewiring {made}, without a refit: it was trained or refitted before." in capsys.readouterr().err
     without = keys | {"model": str(made), "wiring": None, "refit": None, "tp_shards": None}
     expected = weights(train(tmp_path / "r.yaml", **without | {"output_dir": str(tmp_path / "3")}))
     assert all(torch.equal(one, expected[name]) for name, one in weights(again).items())

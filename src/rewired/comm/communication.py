@@ -56,9 +56,9 @@ class Communication:
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """What error feedback and differences remember on this rank; a training is resumed with it."""
-        errors = {name: None if one.error is None else one.error.clone() for name, one in self.gradients.items()}
+        errors = {name: one.error.clone() for name, one in self.gradients.items() if one.error is not None}
         replicas = {name: one.state() for name, one in self._differences().items()}
-        return {"errors": _without_none(errors), "replicas": _without_none(replicas)}
+        return {"errors": errors, "replicas": {name: one for name, one in replicas.items() if one is not None}}
 
     def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
         """All ranks have to call this."""
@@ -101,10 +101,6 @@ def _read_at_once(group: Any, dtype: torch.dtype) -> bool:
     if torch._C._current_graph_task_id() == -1 or dtype != group._orig_dtype or has_replicas:
         return True
     return any(weight.grad is not None or weight._post_accumulate_grad_hooks for weight in weights)
-
-
-def _without_none(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 _Entry = tuple[nn.Parameter, int, bool]  # a parameter, the numbers of its padded shard, whether it is a matrix

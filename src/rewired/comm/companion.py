@@ -36,7 +36,7 @@ class CommKeys:
         return None if self.comm is None else Comm.from_recipe(self.comm)
 
     def check(self, recipe: Recipe, config: SFTConfig) -> None:
-        if self.comm is None:
+        if (options := self.options) is None:
             return
         if recipe.train == LORA:
             raise ValueError("comm does not send adapters: leave comm out, or train all weights.")
@@ -47,15 +47,10 @@ class CommKeys:
                 "fp16 scales the loss until gradients overflow, and with comm one that does makes a whole block of "
                 "them no numbers: give bf16."
             )
-
-    def check_ranks(self, recipe: Recipe) -> None:
-        if options := self.options:
-            options.node_size(recipe.fsdp_size, recipe.tp_size)
+        options.node_size(recipe.fsdp_size, recipe.tp_size)
 
     def memory(self, recipe: Recipe, model: Any, dtype: torch.dtype, teacher: float) -> dict[str, float]:
-        if (options := self.options) is None:
-            return {}
-        return kept_bytes(options, recipe, model, dtype.itemsize, teacher)
+        return kept_bytes(self.options, recipe, model, dtype.itemsize, teacher) if self.options else {}
 
     def attach(self, recipe: Recipe, student: Any, teacher: Any | None) -> Communication | None:
         """What sends the student's weights and gradients in the place of FSDP2's own, and the teacher's weights.

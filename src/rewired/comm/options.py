@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_type_hints
+
+from huggingface_hub.dataclasses import type_validator
+
+from rewired.adapt.recipe.unknown import check_known
 
 DIFFERENCES = "int4-difference"
-_CHOICES = {
-    "weights": ("int8", "bf16", DIFFERENCES),
-    "gradients": ("int4", "int8", "bf16"),
-    "gradients_in_node": ("int4", "int8", "bf16"),
-    "secondary_shard": ("node", "bf16", "none"),
-    "gather_frozen": ("once", "each"),
-}
-_SWITCHES = ("hadamard", "error_feedback")
-_COUNTS = ("pipeline", "ranks_per_node")
-_Schedule = str | Mapping[float, str]
+_Quantised = Literal["int4", "int8", "bf16"]
+_Schedule = _Quantised | Mapping[float, _Quantised]
 
 
 @dataclass(frozen=True)
@@ -34,15 +29,39 @@ class Comm:
     number unless given.
     """
 
-    weights: str = "int8"
+    weights: Literal["int8", "bf16", "int4-difference"] = "int8"
     gradients: _Schedule = "int4"
     gradients_in_node: _Schedule = "int8"
     pipeline: int = 1
-    secondary_shard: str = "node"
+    secondary_shard: Literal["node", "bf16", "none"] = "node"
     hadamard: bool = True
     error_feedback: bool = False
-    gather_frozen: str = "once"
+    gather_frozen: Literal["once", "each"] = "once"
     ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, hint in get_type_hints(Comm).items():
+            if hint != _Schedule:
+                type_validator(key, getattr(self, key), hint)
+        for key in ("gradients", "gradients_in_node"):
+            schedule = _schedule(getattr(self, key))
+            for value in schedule.values():
+                type_validator(key, value, _Quantised)
+            if 0 not in schedule or not all(isinstance(start, int | float) and 0 <= start < 1 for start in schedule):
+                raise ValueError(
+                    f"comm has {key} {schedule!r}: its keys are parts of the training, 0 first, all below 1: "
+                    "{0: int4, 0.5: bf16}."
+                )
+        if self.pipeline < 1 or (self.ranks_per_node is not None and self.ranks_per_node < 1):
+            raise ValueError("comm: pipeline and ranks_per_node are numbers above 0.")
+        if self.weights == DIFFERENCES and self.secondary_shard == "none":
+            raise ValueError(
+                "comm has differences of weights, and a node keeps nothing that they could differ from: "
+                "give secondary_shard node."
+            )
+        sent = {*_schedule(self.gradients).values(), *_schedule(self.gradients_in_node).values()}
+        if sent == {"bf16"} and (self.hadamard or self.error_feedback):
+            raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
 
     @classmethod
     def from_recipe(cls, value: Any) -> Comm:
@@ -51,14 +70,11 @@ class Comm:
             return PRESETS[value]
         if not isinstance(value, Mapping):
             raise ValueError(f"comm is {value!r}: give {', '.join(PRESETS)}, or a mapping of {', '.join(_names())}.")
-        for key in value:
-            if key not in _names():
-                near = difflib.get_close_matches(str(key), _names(), 1)
-                hint = f": did you mean '{near[0]}'?" if near else f": there are {', '.join(_names())}."
-                raise ValueError(f"comm has the unknown key '{key}'{hint}")
-        comm = cls(**value)
-        comm._check()
-        return comm
+        check_known(value, _names(), "comm has the unknown key")
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise ValueError(f"comm: {error}.") from None
 
     def node_size(self, fsdp_size: int, tp_size: int = 1) -> int:
         """How many of the ranks that shard a model are on a node, where `tp_size` ranks share each layer.
@@ -78,41 +94,9 @@ class Comm:
         """How gradients travel inside a node, and between nodes, once so much of the training is done."""
         return _at(done, self.gradients_in_node), _at(done, self.gradients)
 
-    def _check(self) -> None:
-        values = asdict(self)
-        for key, choices in _CHOICES.items():
-            for value in _schedule(values[key]).values():
-                if value not in choices:
-                    raise ValueError(f"comm has {key} {value!r}: choose {', '.join(choices)}.")
-            starts = list(_schedule(values[key]))
-            if starts != [0] and not (key.startswith("gradients") and _are_parts(starts)):
-                raise ValueError(
-                    f"comm has {key} {values[key]!r}: only gradients take a mapping; its keys are parts of the "
-                    "training, 0 first, all below 1: {0: int4, 0.5: bf16}."
-                )
-        for key in _SWITCHES:
-            if not isinstance(values[key], bool):
-                raise ValueError(f"comm has {key} {values[key]!r}: give true or false.")
-        for key in _COUNTS:
-            count = values[key]
-            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-                raise ValueError(f"comm has {key} {count!r}: give a number above 0.")
-        if self.weights == DIFFERENCES and self.secondary_shard == "none":
-            raise ValueError(
-                "comm has differences of weights, and a node keeps nothing that they could differ from: "
-                "give secondary_shard node."
-            )
-        sent = {*_schedule(self.gradients).values(), *_schedule(self.gradients_in_node).values()}
-        if sent == {"bf16"} and (self.hadamard or self.error_feedback):
-            raise ValueError("comm has hadamard or error_feedback, and gradients that are not quantised: turn it off.")
-
 
 def _schedule(value: _Schedule) -> Mapping[float, str]:
     return value if isinstance(value, Mapping) else {0: value}
-
-
-def _are_parts(starts: list[Any]) -> bool:
-    return 0 in starts and all(isinstance(start, int | float) and 0 <= start < 1 for start in starts)
 
 
 def _at(done: float, value: _Schedule) -> str:

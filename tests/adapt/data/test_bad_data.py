@@ -109,8 +109,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"There is no instruct/rows.jsonl"):  # which is no repository's name
         load("instruct/rows.jsonl")
-    with pytest.raises(ValueError, match=r"There is no kept/alpaca.jsonl: `rewired data fetch instruct kept` makes it"):
-        load("kept/alpaca.jsonl")
+    with pytest.raises(ValueError, match=r"no kept/sharegpt.jsonl: `rewired data fetch instruct kept` makes it"):
+        load("kept/sharegpt.jsonl")
     path = str(write_rows(tmp_path / "rows.jsonl", conversations(4)))
     for part in ({"split": "test"}, {"name": "7M"}):
         with pytest.raises(ValueError, match=r"rows.jsonl is on disk, .*leave name and split out"):
@@ -138,11 +138,11 @@ def test_a_stream_of_which_nothing_can_be_learnt_is_refused(tmp_path: Path) -> N
     rows = [{"conversations": turns}] * 3
     path = str(write_rows(tmp_path / "rows.jsonl", rows))
     for packing in (False, True):
-        with pytest.raises(ValueError, match=r"no row to train on .*; in 3 of them nothing to learn is left"):
+        with pytest.raises(ValueError, match=r"no row to train on .*; 3 rows left out, in which nothing"):
             load(path, longest=64, streaming=True, packing=packing)
     path = str(write_rows(tmp_path / "mixed.jsonl", [*rows, *conversations(4)]))
     found = load(path, longest=64, streaming=True)
-    assert len(list(found.train)) == 4 and "; in 3 of them nothing to learn is left" in found.streamed()[0]
+    assert len(list(found.train)) == 4 and "; 3 rows left out, in which nothing to learn" in found.streamed()[0]
 
 
 def test_too_little_data_is_refused(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"name": "x"}, "has no path"),
-        ({"path": "a/b", "langauges": ["en"]}, "did you mean 'languages'"),
-        ({"path": "a/b", "weight": 0}, "weight 0"),
-        ({"path": "a/b", "weight": float("inf")}, "weight inf"),
-        ({"path": "a/b", "name": 405}, "name 405, which is not a string: put it in quotes"),
-        ({"path": "a/b", "split": ["train"]}, "split .* is not a string"),
-        (7, "has no path"),
+        ({"name": "x"}, "missing .* 'path'.*: give a path, or path, name, split, weight, languages, sources"),
+        ({"path": "a/b", "langauges": ["en"]}, "a/b has the unknown key 'langauges': did you mean 'languages'"),
+        ({"path": "a/b", "weight": 0}, "weight is 0"),
+        ({"path": "a/b", "weight": float("inf")}, "weight is inf"),
+        ({"path": "a/b", "name": 405}, "'name' expected str, got int"),
+        ({"path": "a/b", "split": ["train"]}, "'split' expected str, got list"),
+        (7, "'path' expected str, got int"),
     ],
 )
 def test_bad_entries_of_datasets_are_refused(entry: Any, problem: str) -> None:

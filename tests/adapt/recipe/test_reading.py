@@ -53,21 +53,8 @@ def test_the_command_line_is_put_over_the_file(tmp_path: Path) -> None:
 
 def test_a_flag_may_have_hyphens(tmp_path: Path) -> None:
     path = write(tmp_path / "r.yaml", **LEAST)
-    for flag in ("--gradient-checkpointing", "--gradient_checkpointing"):
-        config = read(path, [flag, "false"])[0].config
-        assert not config.gradient_checkpointing and not config.activation_checkpointing
-
-
-def test_checkpointing_goes_by_its_old_name_too(tmp_path: Path) -> None:
-    """Over a file that has it by the new one; transformers would read only that."""
-    path = write(tmp_path / "r.yaml", **LEAST, activation_checkpointing=True)
-    assert not read(path, ["--gradient_checkpointing=false"])[0].config.activation_checkpointing
-    child = write(tmp_path / "c.yaml", extends="r.yaml", gradient_checkpointing=False)
-    assert not read(child, [])[0].config.activation_checkpointing
-    staged = write(tmp_path / "s.yaml", extends="r.yaml", stages=[{"gradient_checkpointing": False}, {}])
-    assert [stage.config.activation_checkpointing for stage in read(staged, [])] == [False, True]
-    kwargs = write(tmp_path / "k.yaml", extends="r.yaml", gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert read(kwargs, [])[0].config.activation_checkpointing_kwargs == {"use_reentrant": False}
+    for flag in ("--activation-checkpointing", "--activation_checkpointing"):
+        assert not read(path, [flag, "false"])[0].config.activation_checkpointing
 
 
 def test_one_target_of_lora_may_be_written_as_a_word(tmp_path: Path) -> None:
@@ -146,10 +133,11 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"zzz": 1}, "'zzz' is not a key of recipes"),
         ({"fsdp": "full_shard"}, "'fsdp' is not for adapt: models are sharded by fsdp_size"),
         ({"deepspeed": "zero3.json"}, "'deepspeed' is not for adapt: models are sharded by fsdp_size"),
+        ({"gradient_checkpointing": False}, "its name begins with activation now"),
         ({"truncation_mode": "keep_end"}, "'truncation_mode' is not for adapt: what is too long is cut at its end"),
-        ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is 'dft', which the losses against the original do not have"),
+        ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is not part of the losses against the original"),
         ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is not part of the losses"),
-        ({"kd_weight": 1, "neftune_noise_alpha": 5}, "the original would read the noise"),
+        ({"kd_weight": 1, "neftune_noise_alpha": 5}, "neftune_noise_alpha is not part of the losses"),
         ({"refit": "mix"}, "a refit is for a model that is rewired first: give a wiring"),
         ({"tp_shards": 4}, "tp_shards is for a model that is rewired first: give a wiring"),
         ({"stages": [{}, {"refit": "mix"}]}, "a refit fits the original's weights, which only the first stage has"),
@@ -168,13 +156,13 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"train": "some"}, "train"),
         (
             {"train": "lora", "lora_target_modules": ["q_proj", "upp_proj"]},
-            "'upp_proj', which is not a projection of a layer: did you mean up_proj",
+            "the unknown projection 'upp_proj': did you mean 'up_proj'",
         ),
-        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head', .*: there are q_proj"),
+        ({"train": "lora", "lora_target_modules": ["lm_head"]}, "'lm_head': there are q_proj"),
         ({"divergence": "kl"}, "divergence"),
-        ({"max_steps": [1]}, r"max_steps is \[1\], and must be of type int"),
+        ({"max_steps": [1]}, r"Field 'max_steps' expected int, got list \(value: \[1\]\)"),
         ({"max_steps": "many"}, "max_steps"),
-        ({"learning_rate": {"a": 1}}, "learning_rate is"),
+        ({"learning_rate": {"a": 1}}, "Field 'learning_rate' expected float, got dict"),
         ({"max-steps": 5}, "'max-steps' is not a key of recipes: did you mean 'max_steps'"),
         ({"help": True}, "'help' is not a key"),
         ({"streaming": True}, "give max_steps"),
@@ -182,8 +170,8 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
             {"streaming": True, "max_steps": 1, "dataloader_num_workers": 1},
             "where it trains: leave dataloader_num_workers",
         ),
-        ({"packing": 3}, "packing is 3, and must be of type bool"),
-        ({"datasets": 3}, "3 has no path"),
+        ({"packing": 3}, "packing: Truthy value expected: got 3"),
+        ({"datasets": 3}, "3 is no dataset"),
         ({"wiring": 16}, "wiring is 16: give a text, such as ladder@16-32, or a list"),
         ({"wiring": "lader"}, "'lader' is no wiring: begin with ladder"),
         ({"model_init_kwargs": "x"}, "model_init_kwargs is 'x': give a mapping"),
@@ -193,15 +181,15 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"ce_weight": float("nan")}, "ce_weight is nan"),
         ({"lora_alpha": 0}, "lora_alpha is 0: give 1 or more"),
         ({"fsdp_size": 0}, "fsdp_size is 0: give 1 or more"),
-        ({"tp_size": -2}, "tp_size is -2: give 1 or more"),
+        ({"tp_size": -2}, "tp_size is '-2': give a number of ranks"),
         ({"dp_replicate_size": 0}, "dp_replicate_size is 0: give 1 or more"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0: give one above 0"),
         ({"num_train_epochs": float("inf")}, "num_train_epochs is inf: give one above 0 and below"),
         ({"max_length": 2**40}, "max_length is 1099511627776: give one above 0 and below"),
         ({"seed": -1}, "seed is -1: give one from 0 to"),
         ({"seed": 2**40}, "seed is 1099511627776: give one from 0 to"),
-        ({"datasets": [""]}, "'' has no path"),
-        ({"datasets": [{"path": ""}]}, "has no path"),
+        ({"datasets": [""]}, "'' is no dataset"),
+        ({"datasets": [{"path": ""}]}, "its path is empty"),
         ({"model_init_kwargs": {"dtype": "int8"}}, "dtype is 'int8': choose auto, float32, bfloat16, float16"),
         ({"hub_token": "secret"}, "'hub_token' is not for adapt: what is to be uploaded is the folder `final`"),
         ({"per_device_eval_batch_size": 2}, "'per_device_eval_batch_size' is not for adapt: there is no evaluation"),

@@ -156,6 +156,15 @@ def test_nor_is_what_nobody_knows(keys: dict[str, Any], tmp_path: Path) -> None:
         train(tmp_path / "r.yaml", resume=True, **keys)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": "a/b"}'])
+def test_nor_is_what_another_tool_wrote(content: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "recipe.json").write_text(content)
+    (tmp_path / "out" / "checkpoint-7").mkdir()
+    with pytest.raises(ValueError, match=r"recipe\.json cannot be read: choose another output_dir"):
+        train(tmp_path / "r.yaml", resume=True, **keys)
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda file: file.write_bytes(file.read_bytes()[:-9]), Path.unlink], ids=["cut off", "gone"]
 )
