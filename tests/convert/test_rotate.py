@@ -51,7 +51,7 @@ def test_the_command_says_what_it_did_and_so_do_info_and_the_card(tmp_path: Path
 
 
 @pytest.mark.parametrize("sharded", [True, False])
-@pytest.mark.parametrize(("wiring", "options"), [(LADDER, {}), ([], {"to_stock": True}), ([], {"dtype": "fp32"})])
+@pytest.mark.parametrize(("wiring", "options"), [(LADDER, {}), ([], {"to_stock": True}), ([], {"dtype": "float32"})])
 def test_the_function_stays(
     wiring: list[dict[str, Any]], options: dict[str, Any], sharded: bool, tmp_path: Path
 ) -> None:
