@@ -44,11 +44,14 @@ def divergence(
     """
     compared = []
     for window in windows:
-        predicted = original(window[None])[0, :-1], rewired(window[None])[0, :-1], window[1:]
-        chunks = zip(*(each.split(_CHUNK) for each in predicted), strict=True)
-        compared.append(torch.cat([_compare(*chunk) for chunk in chunks]).cpu().numpy())
+        compared.append(_in_chunks(original(window[None])[0, :-1], rewired(window[None])[0, :-1], window[1:]))
         on_window()
     return _summary(compared)
+
+
+def _in_chunks(*predicted: torch.Tensor) -> np.ndarray:  # [T, 3 + len(TOP)]
+    chunks = zip(*(each.split(_CHUNK) for each in predicted), strict=True)
+    return torch.cat([_compare(*chunk) for chunk in chunks]).cpu().numpy()
 
 
 def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
