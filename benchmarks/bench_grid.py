@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def planned(shape: Shape, link: EmulatedLink, within: float) -> list[Grid]:
-    """Every grid, the best first."""
+    """Every grid, the best first. What else the sheet says is the same for all of them, and changes no order."""
     sheet = replace(
         hardware.load("h100"), link_bandwidth=within, network_bandwidth=link.bits_per_second / 8 / RANKS_PER_NODE
     )
