@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -164,4 +165,5 @@ class _Parser(TrlParser):
     """TrlParser that raises ValueError instead of ending the program."""
 
     def error(self, message: str) -> Any:
-        raise ValueError(f"{message[0].upper()}{message[1:].rstrip('.')}.")
+        message = re.sub(r"^argument --(\w+)(/\S+)?:", r"\1:", message)  # which may stand in the file
+        raise ValueError(f"{message.rstrip('.')}.")
