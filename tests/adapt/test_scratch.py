@@ -138,7 +138,7 @@ def test_a_tokenizer_that_is_too_large_is_refused(keys: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"init": "random"}, "--init: invalid choice: 'random' (choose from 'scratch')"),
+        ({"init": "random"}, "init: invalid choice: 'random' (choose from 'scratch')"),
         ({"init": None, "tokenizer": "a/b"}, "tokenizer is for a model from scratch"),
         ({"kd_weight": 1.0}, "no original to learn from"),
         ({"refit": "mix"}, "or to fit to"),
