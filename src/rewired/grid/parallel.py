@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.functional import linear
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
@@ -31,7 +32,7 @@ from rewired.model.collectives import sum_gradients
 from rewired.model.configuration import RewiredConfig
 from rewired.model.family import Module
 from rewired.model.reductions import Reduction, finish
-from rewired.model.sharding import OnShards, on_this_rank
+from rewired.model.sharding import OnShards, Shards, is_plain_linear, on_this_rank, summed
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
 
@@ -175,7 +176,13 @@ def _run_module(
         each.name: partial(_read, getattr(plain, each.name), getattr(stock, each.name).bias, y)
         for each in names.readers
     }
-    on_grid[names.writer.name] = partial(_write, getattr(plain, names.writer.name), y)
+    writer = stock.get_submodule(names.writer.name)
+    hides = is_plain_linear(writer) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    on_grid[names.writer.name] = (
+        partial(_write_overlapped, writer, stock.shards, wiring.gives_partials, y)
+        if hides
+        else partial(_write, getattr(plain, names.writer.name), y)
+    )
     return run(*args, stand_ins=on_grid, **kwargs)
 
 
@@ -189,6 +196,42 @@ def _read(project: Callable[[torch.Tensor], torch.Tensor], bias: Any, y: _Ranks,
 
 def _write(project: Callable[[torch.Tensor], torch.Tensor], y: _Ranks, hidden_states: torch.Tensor) -> torch.Tensor:
     return project(sum_gradients(y.group, hidden_states)[0])
+
+
+def _write_overlapped(
+    projection: nn.Linear, shards: Shards, gives_partials: bool, y: _Ranks, hidden_states: torch.Tensor
+) -> torch.Tensor:
+    """The same; the sum of what is read's gradient is under way while the weight's gradient is computed."""
+    shards = shards if gives_partials else shards.as_one()
+    weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
+    parts: torch.Tensor = _Product.apply(hidden_states, weight, shards.held, y.group)
+    if bias is not None:
+        parts = parts + (bias / shards.total).to(parts.dtype)
+    return parts if gives_partials else summed(parts)
+
+
+class _Product(torch.autograd.Function):
+    """[B, T, in] -> [r, B, T, out / Y], with AxoNN's overlap (section IV A) in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_states: torch.Tensor, weight: torch.Tensor, held: int, group: str) -> torch.Tensor:
+        ctx.save_for_backward(hidden_states, weight)
+        ctx.held, ctx.group = held, group
+        if held == 1:
+            return linear(hidden_states, weight)[None]
+        return torch.einsum("btri,hri->rbth", hidden_states.unflatten(-1, (held, -1)), weight.unflatten(1, (held, -1)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        states, weight = (each.to(gradient.dtype) for each in ctx.saved_tensors)  # as autocast had cast them
+        of_states = of_weight = None
+        if ctx.needs_input_grad[0]:
+            part = torch.einsum("rbth,hri->btri", gradient, weight.unflatten(1, (ctx.held, -1))).flatten(-2)
+            (of_states,) = Reduction(ctx.group, adds_in_float32=True).start(part)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.einsum("rbth,btri->hri", gradient, states.unflatten(-1, (ctx.held, -1))).flatten(1)
+        return of_states, of_weight, None, None
 
 
 def _sum(own: torch.Tensor, y: _Ranks) -> torch.Tensor:
