@@ -77,6 +77,42 @@ def test_training_on_two_ranks(tmp_path: Path) -> None:
     assert "without wiring, model, tp, batch, prompt, prefill_seconds" in planned.stderr
 
 
+@pytest.mark.parametrize("mode", [("--eager",), pytest.param(("--train",), marks=pytest.mark.slow)])
+def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing is timed unless `standard` on the grid gives stock's logits."""
+    options = ("--wirings", "ladder; partial-0.5; none", "--tp", "2,1x2", *mode)
+    done = run("bench", *SMALL, *options, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "bench: partial-0.5 is left out: tp_size 1x2 splits the stream's channels" in done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    wirings = ["stock", "standard", "ladder", "none"]
+    assert [(row["tp"], row["wiring"]) for row in results["rows"]] == [
+        *((2, wiring) for wiring in (*wirings[:3], "partial-0.5", "none")),
+        *(("1x2", wiring) for wiring in wirings),
+    ]
+    for measure in ("prefill", "decode") if mode == ("--eager",) else ("training_step",):
+        sent = {(row["tp"], row["wiring"]): row["bytes_sent"][measure] for row in results["rows"]}
+        assert sent["1x2", "stock"] == sent[2, "stock"]
+        assert sent["1x2", "ladder"] == sent["1x2", "standard"] > sent[2, "standard"] > sent["1x2", "none"] == 0
+    assert "TP 1x2, batch 1, loopback:" in (tmp_path / "report.md").read_text()
+    assert bench(tmp_path, *SMALL, *options)["rows"] == results["rows"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    {
+        ("--tp", "3x2"): "tp_size 3x2 splits 8 heads, 8 KV heads and MLP width",
+        ("--tp", "2x"): "--tp is '2x': give a number of ranks, or a grid of X x Y, such as 2x2.",
+        ("--tp", "2x2", "--emulated"): "--tp 2x2 is a grid of ranks that transformers runs: leave out --emulated, or",
+    }.items(),
+)
+def test_what_no_grid_does_is_refused(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    refused = run("bench", *SMALL, *options, "--out", tmp_path / "out")
+    assert refused.exit_code == 2
+    assert sentence in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_traces(tmp_path: Path) -> None:
     bench(tmp_path, *SMALL, "--wirings", "ladder+int4/int8; none", "--tp", "2", "--eager", "--profile")
     traces = {f"{name}.rank{rank}.json.gz" for name in ("stock", "standard", "ladder+int4-int8") for rank in (0, 1)}
@@ -158,7 +194,7 @@ REFUSED = {
     "empty wiring": (["tiny", "--wirings", "ladder;;none"], "has an empty wiring"),
     "own": (["tiny", "--wirings", "own"], "this model has none"),
     "tp": (["tiny", "--tp", "3"], "--tp 3 does not divide num_attention_heads 8"),
-    "tp words": (["tiny", "--tp", "two"], "--tp two is not a list of ranks"),
+    "tp words": (["tiny", "--tp", "two"], "--tp is 'two': give a number of ranks"),
     "batch": (["tiny", "--batch", "0"], "--batch 0 is not a list of batches"),
     "prompt": (["tiny", "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "rounds": (["tiny", "--rounds", "2"], "--rounds is 2: quartiles need at least 3"),

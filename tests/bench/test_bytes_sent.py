@@ -41,7 +41,7 @@ def test_bytes_of_a_prefill() -> None:
 @torch.no_grad()
 def bytes_of_a_prefill() -> dict[str, float]:
     config = LlamaConfig(**TINY.config())
-    weights = SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank())
+    weights = SharedWeights(torch.float32, torch.device("cpu"))
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     tokens = torch.ones(1, TOKENS, dtype=torch.long)
     counted = {}
@@ -50,6 +50,6 @@ def bytes_of_a_prefill() -> dict[str, float]:
     }
     for name, (contender, tp_shards) in {**models, "of 4 shards": (models["own"][0], 4)}.items():
         model = build(contender, config, tp_shards, mesh)
-        weights.fill(model, mesh)
-        counted[name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1), RANKS)  # type: ignore[misc]
+        weights.fill(model)
+        counted[name] = bytes_sent(lambda model=model: model(tokens, logits_to_keep=1))  # type: ignore[misc]
     return counted

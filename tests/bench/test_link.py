@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import distributed
 
-from rewired.bench.link import EmulatedLink, group_over_fast_link
+from rewired.bench.link import EmulatedLink, over_fast_link
 from rewired.bench.links import NO_P2P, prepared
 from rewired.bench.request import BenchRequest
 from rewired.bench.run import environment
@@ -127,7 +127,9 @@ def test_each_group_sends_over_its_own_link_and_sums_right(ranks: int) -> None:
 def sum_on_both() -> list[tuple[float, int, int]]:
     """By group: the sum, and the bytes that this rank sent over the slow and the fast link meanwhile."""
     results = []
-    for group in (None, group_over_fast_link(TIMEOUT)):
+    with over_fast_link():
+        fast = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+    for group in (None, fast):
         distributed.barrier()
         before = sent("slow"), sent("fast")
         tensor = torch.full((MIB,), float(distributed.get_rank()))

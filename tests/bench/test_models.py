@@ -17,6 +17,7 @@ from rewired.bench.contenders import Contender, contenders
 from rewired.bench.models import SharedWeights, build, mesh_of, silent_group
 from rewired.checkpoint.shape import Shape
 from rewired.convert import Request, convert
+from rewired.grid.size import TpSize
 from rewired.ranks import run_on_ranks
 from tests.rewired.tiny import llama_config
 
@@ -53,13 +54,13 @@ def test_every_wiring_computes_what_its_checkpoint_does(checkpoint: Path, tmp_pa
 @torch.no_grad()
 def logits_of_a_bench(folder: Path) -> dict[str, Any]:
     config = LlamaConfig.from_pretrained(folder)
-    weights = SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank())
-    weights.load(folder, config, RANKS)
+    weights = SharedWeights(torch.float32, torch.device("cpu"))
+    weights.load(folder, config, TpSize(RANKS))
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     logits = {}
     for contender in rivals(config):
         model = build(contender, config, RANKS, mesh)
-        weights.fill(model, mesh)
+        weights.fill(model)
         logits[contender.name] = model(TOKENS).logits.numpy()
     return logits
 
@@ -73,11 +74,11 @@ def test_models_share_random_weights_of_which_each_rank_holds_its_own() -> None:
 
 def random_weights() -> tuple[bool, float]:
     """Whether three models hold the same memory; and the sum of this rank's part of the head."""
-    weights = SharedWeights(torch.bfloat16, torch.device("cpu"), distributed.get_rank())
+    weights = SharedWeights(torch.bfloat16, torch.device("cpu"))
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     models = [build(contender, llama_config(), RANKS, mesh) for contender in rivals(llama_config())[:3]]
     for model in models:
-        weights.fill(model, mesh)
+        weights.fill(model)
     addresses = [{p.to_local().data_ptr() for p in split_parameters(model)} for model in models]
     shared = addresses[0] == addresses[1] == addresses[2]
     return shared, models[0].lm_head.weight.to_local().float().sum().item()
@@ -89,10 +90,10 @@ def split_parameters(model: Any) -> list[Any]:
 
 def test_a_tied_head_is_the_embedding_in_one_process() -> None:
     config = llama_config(tie_word_embeddings=True)
-    weights = SharedWeights(torch.float32, torch.device("cpu"), 0)
+    weights = SharedWeights(torch.float32, torch.device("cpu"))
     for contender in contenders(["ladder"], Shape.from_config(config.to_dict()), []):
         model = build(contender, config, 4, None)
-        weights.fill(model, None)
+        weights.fill(model)
         assert model.lm_head.weight is model.model.embed_tokens.weight
         assert torch.isfinite(model(TOKENS).logits).all()
 
@@ -106,7 +107,7 @@ def test_none_runs_without_the_other_rank() -> None:
 def run_none_on_the_first_rank() -> bool:
     mesh = mesh_of(silent_group(), "cpu")
     model = build(rivals(llama_config())[-1], llama_config(), RANKS, mesh)
-    SharedWeights(torch.float32, torch.device("cpu"), distributed.get_rank()).fill(model, mesh)
+    SharedWeights(torch.float32, torch.device("cpu")).fill(model)
     if distributed.get_rank() == 1:
         return False
     return bool(torch.isfinite(model(TOKENS).logits).all())

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rewired.bench.link import EmulatedLink
 from rewired.bench.links import groups
 from rewired.bench.request import BenchRequest
+from rewired.grid.size import TpSize
 from rewired.model.exchange import all_gather, wait
 from rewired.ranks import run_on_ranks
 
@@ -66,4 +67,4 @@ class Policies(TorchDispatchMode):
 
 
 def start_groups() -> None:
-    groups(BenchRequest("small", (), link="1gbit", device="cpu"), 2)
+    groups(BenchRequest("small", (), link="1gbit", device="cpu"), TpSize(2))

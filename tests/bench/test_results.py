@@ -10,6 +10,7 @@ import pytest
 
 from rewired.bench.request import BenchRequest
 from rewired.bench.results import Cell, CellFile, median_range, to_json
+from rewired.grid.size import TpSize
 
 REQUEST = BenchRequest("tiny", ("ladder", "none"), prompt=8, new=10, rounds=3, device="cpu")
 SAMPLES = {
@@ -98,8 +99,8 @@ def test_cells_are_found_again(tmp_path: Path) -> None:
     CellFile(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
     again = CellFile(tmp_path, REQUEST)
     assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}, SENT), Cell(2, 4, {"loopback": SAMPLES}, SENT)]
-    assert again.is_done(2, 4)
-    assert not again.is_done(4, 4)
+    assert again.is_done(TpSize(2), 4)
+    assert not again.is_done(TpSize(4), 4)
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
 
 def test_nor_is_another_model_in_the_same_folder(tmp_path: Path) -> None:
     CellFile(tmp_path, REQUEST, {"config.json": "a"}).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
-    assert CellFile(tmp_path, REQUEST, {"config.json": "a"}).is_done(2, 1)
+    assert CellFile(tmp_path, REQUEST, {"config.json": "a"}).is_done(TpSize(2), 1)
     for other in ({"config.json": "b"}, None):
         with pytest.raises(ValueError, match="with another config or weights: give another --out"):
             CellFile(tmp_path, REQUEST, other)

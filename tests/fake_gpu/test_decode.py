@@ -102,7 +102,7 @@ def decode_steps() -> dict[str, Step]:
 @torch.no_grad()
 def decode(name: str, mesh: Any) -> None:
     model = build(Contender(name, ALL[name]), llama_config(hidden_size=WIDE, dtype=BFLOAT16), RANKS, mesh)
-    EmptyWeights(BFLOAT16, GPU, 1).fill(model, mesh)
+    EmptyWeights(BFLOAT16, GPU).fill(model)
     config = model.config
     cache = StaticCache(config=config, max_cache_len=32)
     heads, dim = config.num_key_value_heads // RANKS, config.hidden_size // config.num_attention_heads

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from rewired.bench.contenders import STOCK, Contender
 from rewired.bench.models import SharedWeights, build, mesh_of
 from rewired.model import kernels
+from rewired.model.sharding import on_this_rank
 from rewired.model.wiring import ModuleWiring
 from rewired.ranks import run_on_ranks
 from tests.rewired.happens_before import streams_of_a_gpu
@@ -112,7 +113,7 @@ def traces() -> dict[tuple[str, str], Trace]:
 def trace(name: str, device: str, mesh: Any) -> Trace:
     with FakeTensorMode(allow_non_fake_inputs=True) if device == INFERENCE else nullcontext():
         model = build(Contender(name, ALL[name]), llama_config(hidden_size=WIDE), RANKS, mesh)
-        EmptyWeights(torch.bfloat16, torch.device(device), 0).fill(model, mesh)
+        EmptyWeights(torch.bfloat16, torch.device(device)).fill(model)
         tokens = torch.empty(2, 9, dtype=torch.long, device=device)
         options = {"use_cache": False, "attention_mask": torch.empty(2, 1, 9, 9, dtype=torch.bool, device=device)}
         with Trace() as found:
@@ -125,8 +126,8 @@ def trace(name: str, device: str, mesh: Any) -> Trace:
 
 
 class EmptyWeights(SharedWeights):
-    def _random(self, name: str, shape: torch.Size, is_split: bool) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def _made(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+        return torch.empty(on_this_rank(parameter).shape, dtype=self.dtype, device=self.device)
 
 
 @contextmanager

@@ -229,12 +229,12 @@ def test_its_wirings_are_planned(dense: Path) -> None:
 def test_its_models_are_benched_on_one_set_of_weights(dense: Path) -> None:
     checkpoint = Checkpoint.open(dense)
     config = ToyConfig.from_dict({**checkpoint.config, "dtype": torch.float32})
-    weights = SharedWeights(torch.float32, torch.device("cpu"), 0)
+    weights = SharedWeights(torch.float32, torch.device("cpu"))
     weights.load(dense, config, 1)
     found = {}
     for contender in contenders(["ladder"], checkpoint.shape, []):
         model = build(contender, config, 2, None)
-        weights.fill(model, None)
+        weights.fill(model)
         with torch.no_grad():
             found[contender.name] = model(TOKENS).logits
     assert torch.equal(found["stock"], found["standard"])

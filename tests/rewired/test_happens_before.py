@@ -103,7 +103,7 @@ PASSES: list[Pass] = [*INFERENCES, (training, False), (training, True), (trainin
 def model_of(wiring: list[dict[str, Any]], mesh: Any) -> Any:
     config = llama_config(hidden_size=WIDE)
     model = build(Contender("", wiring), config, SHARDS, mesh)
-    SharedWeights(torch.float32, CPU, rank=0).fill(model, mesh)
+    SharedWeights(torch.float32, CPU).fill(model)
     return model.requires_grad_(True)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rewired.cli import positive_integers, report_errors
+from rewired.grid.size import TpSize
 from rewired.model.wiring_text import parse_wirings
 from rewired.progress import is_first_rank
 from rewired.ranks import choose_device
@@ -37,7 +38,10 @@ def _bench(
     ],
     tp: Annotated[
         str | None,
-        typer.Option(metavar="N,...", help="Ranks to split the model over; by default 2, or torchrun's."),
+        typer.Option(
+            metavar="N,...",
+            help="Ranks to split the model over; by default 2, or torchrun's. 2x2 is a grid, beside stock on 4.",
+        ),
     ] = None,
     wirings: Annotated[
         str,
@@ -125,22 +129,19 @@ def _bench(
             Emulation() if emulated else None,
             train,
         )
-        results = bench(request, ranks, _each_once("--batch", batch, "batches"), out, profile)
+        results = bench(
+            request, ranks, tuple(dict.fromkeys(positive_integers("--batch", batch, "batches"))), out, profile
+        )
         if is_first_rank():
             _write(results, out)
 
 
-def _ranks(tp: str | None) -> tuple[int, ...]:
-    if not torchrun.is_joined():
-        return _each_once("--tp", tp or "2", "ranks")
-    ranks = (torchrun.world_size(),)
-    if tp is not None and _each_once("--tp", tp, "ranks") != ranks:
-        raise ValueError(f"--tp is {tp}, and torchrun has started {ranks[0]} ranks: leave it out.")
-    return ranks
-
-
-def _each_once(flag: str, text: str, what: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(positive_integers(flag, text, what)))
+def _ranks(tp: str | None) -> tuple[TpSize, ...]:
+    started = torchrun.world_size() if torchrun.is_joined() else None
+    sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(started or 2)).split(",")))
+    if started and set(sizes) != {started}:
+        raise ValueError(f"--tp is {tp}, and torchrun has started {started} ranks: leave it out.")
+    return sizes
 
 
 def _write(results: Mapping[str, Any], out: Path) -> None:

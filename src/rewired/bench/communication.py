@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .links import on_link
@@ -54,30 +55,45 @@ def _timed_on(group: ProcessGroup, tensor: torch.Tensor) -> Run:
     return lambda: {"seconds": timed(reduce, group) / in_a_row}
 
 
-def bytes_sent(run: Callable[[], object], ranks: int) -> float:
+def bytes_sent(run: Callable[[], object]) -> float:
     """What a rank of a ring sends while `run` runs: 2 (r - 1) / r of what it reduces, r - 1 of what it gathers."""
-    with _Counter(ranks) as counter:
+    with _Counter() as counter:
         run()
     return counter.bytes
 
 
+# what a byte of the input costs r ranks; these collectives are all that a tensor-parallel model starts
+_FACTORS: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda r: 2 * (r - 1) / r,
+    "allreduce_": lambda r: 2 * (r - 1) / r,
+    "all_gather_into_tensor": lambda r: r - 1,
+    "all_to_all_single": lambda r: (r - 1) / r,
+    "send": lambda r: 1,  # of which both are made without NCCL
+}
+
+
 class _Counter(TorchDispatchMode):
-    def __init__(self, ranks: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.bytes = 0.0
-        # what a byte of the input costs; these collectives are all that a tensor-parallel model starts
-        self.factors = {"all_reduce": 2 * (ranks - 1) / ranks, "allreduce_": 2 * (ranks - 1) / ranks}
-        self.factors |= {"all_gather_into_tensor": ranks - 1, "all_to_all_single": (ranks - 1) / ranks}
-        self.factors["send"] = 1  # of which both are made without NCCL
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
         if func.namespace in ("c10d", "_c10d_functional"):
-            self.bytes += self.factors.get(name, 0) * _nbytes(args[0])
+            self.bytes += _FACTORS[name](_ranks(args)) * _nbytes(args[0]) if name in _FACTORS else 0
         if name == "wait_tensor":  # a payload's wait gathers; a mode does not see what an operation calls inside
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
         return func(*args, **(kwargs or {}))
+
+
+def _ranks(args: Sequence[Any]) -> int:
+    """Of the group that a collective is of: the last text that it is given, or an object."""
+    names = [each for each in args if isinstance(each, str)]
+    group = next((each for each in args if isinstance(each, torch.ScriptObject)), None)
+    if group is not None:
+        return ProcessGroup.unbox(group).size()
+    return _resolve_process_group(names[-1]).size()  # type: ignore[arg-type]  # a str
 
 
 def _nbytes(sent: torch.Tensor | list[torch.Tensor]) -> int:

@@ -16,14 +16,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rewired import signals
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _SLOW, _FAST = "slow", "fast"
 _NAMESPACES = Path("/run/netns")
@@ -137,13 +132,12 @@ class EmulatedNetwork:
         return f"{self.prefix}-{rank}"
 
 
-def group_over_fast_link(timeout: timedelta) -> ProcessGroup:
-    """A second process group, of all ranks that have entered their namespaces, over the link without limit."""
-    from torch import distributed
-
+@contextmanager
+def over_fast_link() -> Iterator[None]:
+    """In here, ranks that have entered their namespaces make process groups over the link without limit."""
     os.environ["GLOO_SOCKET_IFNAME"] = _FAST  # gloo reads it for every group that it makes
     try:
-        return distributed.new_group(backend="gloo", timeout=timeout)
+        yield
     finally:
         os.environ["GLOO_SOCKET_IFNAME"] = _SLOW
 

@@ -15,11 +15,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import distributed
 
+from rewired.grid.parallel import sides
+from rewired.grid.size import TpSize
 from rewired.model import exchange
 
 from . import torchrun
 from .emulated import EmulatedGroup, Times
-from .link import EmulatedLink, group_over_fast_link
+from .link import EmulatedLink, over_fast_link
+from .models import mesh_of
 from .request import TRANSFORMERS, VLLM, BenchRequest
 from .timing import Run
 
@@ -68,8 +71,8 @@ def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] |
             yield network.enter
 
 
-def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
-    """A process group of all ranks for each link; called on the ranks."""
+def groups(request: BenchRequest, tp: TpSize) -> dict[str, Any]:
+    """A process group of all ranks for each link; called on the ranks. Those of a grid's sides are made with them."""
     world = distributed.group.WORLD
     if isinstance(world, EmulatedGroup):
         return dict.fromkeys(world.scales, world)
@@ -77,9 +80,17 @@ def groups(request: BenchRequest, tp: int) -> dict[str, Any]:
         return {request.link or NCCL: world}
     if request.link is None or tp == 1:
         return {LOOPBACK: world}
-    both = {LOOPBACK: group_over_fast_link(timedelta(seconds=TIMEOUT_SECONDS)), request.link: world}
+    with over_fast_link():
+        fast = distributed.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+        _make_sides(fast, tp)
+    _make_sides(world, tp)
     let_gloo_preempt()
-    return both
+    return {LOOPBACK: fast, request.link: world}
+
+
+def _make_sides(group: Any, tp: TpSize) -> None:
+    if tp.y > 1:
+        sides(mesh_of(group, "cpu"), tp.x, tp.y)
 
 
 def on_link(link: str, group: Any, run: Run) -> Run:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from rewired.checkpoint.shape import USABLE, Shape, cache_bytes, weight_bytes
+from rewired.grid.size import TpSize
 from rewired.quantities import count, size
 
 from .request import VLLM, BenchRequest
@@ -14,17 +15,17 @@ from .request import VLLM, BenchRequest
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_memory(request: BenchRequest, shape: Shape, tp: int, batch: int, contenders: int) -> None:
+def check_memory(request: BenchRequest, shape: Shape, tp: TpSize, batch: int, contenders: int) -> None:
     """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory.
 
-    Contenders share both; but each engine of vLLM has its own.
+    Contenders share both; but each engine of vLLM has its own, and beside a grid the stock model.
     """
-    width = _width(request)
+    width, sets = _width(request), 1 if tp.y == 1 else 2
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
     tokens = batch * (request.prompt + request.new)
-    needed = width * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp, tokens))
+    needed = width * sets * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp.x, tokens))
     if request.trains:  # a copy of the weights, gradients and two moments; logits and their gradient in float32
-        needed = width * 5 * weight_bytes(shape, tp) + 8 * batch * request.prompt * shape.vocab_size
+        needed = width * sets * 5 * weight_bytes(shape, tp) + 8 * batch * request.prompt * shape.vocab_size
     if request.engine == VLLM:
         needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, tokens))
     if request.device == "cuda":

@@ -1,7 +1,8 @@
 """The models of a bench: every wiring on one set of weights, each rank holding its part, as transformers shares it out.
 
 Models are built without weights, split by transformers' own rules, and then given tensors that all of them share. So
-eight wirings take the memory of one, and random weights of any shape are made on the ranks that hold them.
+eight wirings take the memory of one, and random weights of any shape are made on the ranks that hold them. On a grid,
+the stock model is split in one dimension, as transformers can do it, and holds its own parts of the same weights.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from rewired.families import classes, family_of, stock
+from rewired.families import classes, family_of
+from rewired.grid.parallel import tp_plan
+from rewired.grid.size import TpSize
 from rewired.loading import loading
 from rewired.model.family import Family
 from rewired.model.residual_stream import PeekGain
@@ -30,59 +33,71 @@ STD = 0.02  # of random weights: any that keep activations finite will do
 
 
 class SharedWeights:
-    """This rank's part of the weights, by name, made when they are first asked for: random, or a checkpoint's."""
+    """This rank's part of the weights, made when they are first asked for: random, or a checkpoint's."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, rank: int) -> None:
-        self.dtype, self.device, self.rank = dtype, device, rank
-        self.tensors: dict[str, torch.Tensor] = {}
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.tensors: dict[tuple[str, Any], torch.Tensor] = {}  # by name, and how they are split
+        self.are_random = True
 
-    def load(self, folder: Path, config: PreTrainedConfig, ranks: int) -> None:
+    def load(self, folder: Path, config: PreTrainedConfig, size: TpSize) -> None:
         """Take those of the checkpoint in `folder`, of as many layers as `config` has; its gains stay what they are."""
-        distributed = DistributedConfig(tp_size=ranks, tp_plan="auto") if ranks > 1 else None
+        self.are_random = False
+        plan = tp_plan(config, size)
+        distributed = DistributedConfig(tp_size=int(size), tp_plan=plan) if plan else None
         with loading(f"{folder} cannot be loaded"):
-            model = stock(_family(config), "ForCausalLM").from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, use_safetensors=True, dtype=self.dtype, distributed_config=distributed
             )
         model = model.to(self.device)
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            self.tensors[name] = on_this_rank(parameter).detach()
+            self.tensors[name, _placements(parameter)] = on_this_rank(parameter).detach()
 
-    def fill(self, model: Any, mesh: DeviceMesh | None) -> None:
+    def fill(self, model: Any) -> None:
         """Give all parameters of `model`, which has none yet, their tensors."""
         tied: dict[int, nn.Parameter] = {}
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):
             module, _, attribute = name.rpartition(".")
             owner = model.get_submodule(module)
             if id(parameter) not in tied:
-                tied[id(parameter)] = nn.Parameter(self._like(parameter, name, owner, mesh), requires_grad=False)
+                tied[id(parameter)] = nn.Parameter(self._like(parameter, name, owner), requires_grad=False)
             setattr(owner, attribute, tied[id(parameter)])
         rotary = model.base_model.rotary_emb  # its buffers are in no state dict
         model.base_model.rotary_emb = type(rotary)(rotary.config).to(self.device)
 
-    def _like(self, parameter: nn.Parameter, name: str, owner: nn.Module, mesh: DeviceMesh | None) -> torch.Tensor:
-        shape = on_this_rank(parameter).shape
-        if name not in self.tensors:
+    def _like(self, parameter: nn.Parameter, name: str, owner: nn.Module) -> torch.Tensor:
+        key = name, _placements(parameter)
+        if key not in self.tensors:
             if isinstance(owner, PeekGain):
-                return _on_mesh(torch.ones(shape, dtype=self.dtype, device=self.device), parameter, mesh)
-            self.tensors[name] = self._random(name, shape, isinstance(parameter, DTensor))
-        return _on_mesh(self.tensors[name], parameter, mesh)
+                shape = on_this_rank(parameter).shape
+                return _split_as(parameter, torch.ones(shape, dtype=self.dtype, device=self.device))
+            assert self.are_random, f"the checkpoint has {name}, split in this way"
+            self.tensors[key] = self._made(parameter, name)
+        return _split_as(parameter, self.tensors[key])
 
-    def _random(self, name: str, shape: torch.Size, is_split: bool) -> torch.Tensor:
-        if len(shape) == 1:  # norms, and biases, whose value takes no time
-            return torch.ones(shape, dtype=self.dtype, device=self.device)
-        seed = zlib.crc32(name.encode()) + (1 + self.rank if is_split else 0)  # ranks agree on what is not split
-        generator = torch.Generator(self.device).manual_seed(seed)
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, STD, generator=generator)
+    def _made(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
+        """Random, the same however it is split; but norms and biases, whose value takes no time, are ones."""
+        if parameter.dim() == 1:
+            return torch.ones(on_this_rank(parameter).shape, dtype=self.dtype, device=self.device)
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+        whole = torch.empty(parameter.shape, dtype=self.dtype, device=self.device).normal_(0, STD, generator=generator)
+        if isinstance(parameter, DTensor):
+            split = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            return split.to_local().clone()
+        return whole
 
 
-def build(contender: Contender, config: PreTrainedConfig, tp_shards: int, mesh: DeviceMesh | None) -> Any:
-    """The model of a contender, split over `mesh` and without weights."""
+def build(
+    contender: Contender, config: PreTrainedConfig, tp_shards: int, mesh: DeviceMesh | None, size: TpSize | None = None
+) -> Any:
+    """The model of a contender, split over `mesh`, on a grid where `size` is one, and without weights."""
     config = config_of(contender, config, tp_shards)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval()
     if mesh is not None:
-        plan = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), tp_plan="auto"))[0]
-        apply_tensor_parallelism(model, mesh, plan)
+        plan = tp_plan(config, size) if size and contender.name != STOCK else "auto"
+        resolved = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), tp_plan=plan))[0]
+        apply_tensor_parallelism(model, mesh, resolved)
     return model
 
 
@@ -117,10 +132,14 @@ def silent_group() -> Any:
     return distributed.new_group(backend="fake")
 
 
-def _on_mesh(tensor: torch.Tensor, parameter: nn.Parameter, mesh: DeviceMesh | None) -> torch.Tensor:
+def _placements(parameter: torch.Tensor) -> Any:
+    return parameter.placements if isinstance(parameter, DTensor) else None
+
+
+def _split_as(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return tensor
-    assert mesh is not None, "only a model on a mesh is split"
+    mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
-        tensor, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        tensor, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )

@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from rewired.cache import write_whole
+from rewired.grid.size import TpSize
 
 from .contenders import NONE, STANDARD, STOCK
 from .request import BenchRequest
@@ -29,7 +30,7 @@ Samples = Mapping[str, Sequence[float]]  # seconds of a prefill, a token or a st
 class Cell:
     """Everything that was timed in turns: all contenders on all links, for one number of ranks and one batch."""
 
-    tp: int
+    tp: int | str  # "2x2" on a grid
     batch: int
     samples: Mapping[str, Mapping[str, Samples]]  # by link and contender
     bytes_sent: Mapping[str, Mapping[str, float]]  # by a rank, by contender and measure
@@ -64,8 +65,8 @@ class CellFile:
         lines = [json.dumps({"request": self.request, **asdict(each)}) + "\n" for each in self.cells]
         write_whole(self.file, "".join(lines))
 
-    def is_done(self, tp: int, batch: int) -> bool:
-        return any((cell.tp, cell.batch) == (tp, batch) for cell in self.cells)
+    def is_done(self, tp: TpSize, batch: int) -> bool:
+        return any((cell.tp, cell.batch) == (tp.written, batch) for cell in self.cells)
 
     def _recorded(self) -> list[tuple[dict[str, Any], Cell]]:
         if not self.file.exists():
@@ -79,7 +80,7 @@ class CellFile:
 
 def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: Mapping[str, Any]) -> dict[str, Any]:
     """The whole of results.json; `layers` is how many were run."""
-    ordered = sorted(cells, key=lambda cell: (cell.tp, cell.batch))
+    ordered = sorted(cells, key=lambda cell: (*_rank_order(cell), cell.batch))
     all_reduces = {
         (entry["gpus"], entry["link"], entry["bytes"]): entry for cell in ordered for entry in cell.all_reduce
     }
@@ -92,6 +93,11 @@ def to_json(request: BenchRequest, layers: int, cells: Sequence[Cell], header: M
         "all_reduce": list(all_reduces.values()),
         "rows": [common | row for cell in ordered for row in _rows(cell, request)],
     }
+
+
+def _rank_order(cell: Cell) -> tuple[int, int]:
+    size = TpSize.parse(str(cell.tp))
+    return size, size.y
 
 
 def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
@@ -151,7 +157,11 @@ def _speedups(samples: Samples, of_all: Mapping[str, Samples], request: BenchReq
     found: dict[str, Any] = {"speedup": {}, "speedup_range": {}}
     for measure in dict.fromkeys((*samples, _whole(samples))):
         own = _seconds(samples, measure, request)
-        bases = {baseline: _seconds(of_all[baseline], measure, request) for baseline in (STANDARD, STOCK)}
+        bases = {
+            baseline: _seconds(of_all[baseline], measure, request)
+            for baseline in (STANDARD, STOCK)
+            if baseline in of_all
+        }
         ratios = {name: [base / each for base, each in zip(bases[name], own, strict=True)] for name in bases}
         found["speedup"][measure] = {baseline: median(each) for baseline, each in ratios.items()}
         found["speedup_range"][measure] = {baseline: median_range(each) for baseline, each in ratios.items()}

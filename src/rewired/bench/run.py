@@ -20,6 +20,7 @@ from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
+from rewired.grid.size import TpSize
 from rewired.progress import announce
 from rewired.ranks import leave_group, run_on_ranks
 from rewired.sources import checkpoint_folder
@@ -27,6 +28,7 @@ from rewired.vllm_start import vllm_version
 
 from . import torchrun, vllm_engine
 from .contenders import NONE, Contender, contenders
+from .grids import on_grid
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .request import VLLM, BenchRequest
@@ -36,7 +38,7 @@ from .transformers_engine import measure as in_transformers
 
 
 def bench(
-    request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path, profiles: bool = False
+    request: BenchRequest, tp_sizes: Sequence[TpSize], batches: Sequence[int], out: Path, profiles: bool = False
 ) -> dict[str, Any]:
     """Measure what is not measured yet in `out`, and return all that is, as results.json has it.
 
@@ -55,21 +57,20 @@ def bench(
         torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
     rivals = contenders(request.wirings, model.shape, model.own)
+    jobs = [_job(request, model.for_ranks(tp), rivals, tp) for tp in tp_sizes]
     for tp in tp_sizes:
-        shape = model.for_ranks(tp).shape
-        shape.check_shards(tp, "--tp")
-        check_memory(request, shape, tp, max(batches), len(rivals))
+        check_memory(request, model.for_ranks(tp).shape, tp, max(batches), len(rivals))
     if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
     measured = CellFile(out, request, content)
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
-    for tp in tp_sizes:
-        missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(tp, batch)])
-        profiled = min(batches) if profiles and tp == max(tp_sizes) else None
+    for job in jobs:
+        missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(job.tp, batch)])
+        profiled = min(batches) if profiles and job.tp is max(tp_sizes) else None
         if missing or profiled:
-            _measure(_job(request, model.for_ranks(tp), rivals, tp, profiled), missing, measured)
+            _measure(replace(job, profiled=profiled), missing, measured)
             measured = CellFile(out, request, content)
     if torchrun.is_joined():
         leave_group()
@@ -119,12 +120,19 @@ def _cut(shape: Shape, layers: int | None) -> Shape:
     return replace(shape, num_hidden_layers=layers)
 
 
-def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: int, profiled: int | None) -> RankJob:
-    """On one rank there is no communication to leave out, and as many logical shards as conversion would choose."""
+def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: TpSize) -> RankJob:
+    """On one rank there is no communication to leave out, and as many logical shards as conversion would choose.
+
+    Raises ValueError for a model or a bench that so many ranks cannot run.
+    """
     has_none = tp > 1 and request.engine != VLLM
     rivals = [rival for rival in rivals if has_none or rival.name != NONE]
-    tp_shards = model.tp_shards or (tp if tp > 1 else model.shape.default_shards())
-    return RankJob(request, model.config, rivals, tp, tp_shards, model.folder, profiled)
+    tp_shards = model.tp_shards or (tp.x if tp > 1 else model.shape.default_shards())
+    if tp.y > 1:
+        rivals = on_grid(request, rivals, model.config, tp_shards, tp)
+    else:
+        model.shape.check_shards(int(tp), "--tp")
+    return RankJob(request, model.config, rivals, tp, tp_shards, model.folder)
 
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
@@ -136,7 +144,7 @@ def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     with prepared(job.request, job.tp) as prepare:
         run_on_ranks(
             measure_alone if is_alone else measure,
-            1 if is_alone else job.tp,
+            1 if is_alone else int(job.tp),
             job,
             batches,
             measured,

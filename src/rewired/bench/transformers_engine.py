@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -16,6 +16,7 @@ from transformers.utils import logging
 from rewired.checkpoint.rewired_config import stock_config
 from rewired.checkpoint.shape import family_in
 from rewired.families import stock
+from rewired.grid.size import TpSize
 from rewired.progress import Progress
 
 from .communication import bytes_sent, measure_all_reduces
@@ -23,7 +24,7 @@ from .contenders import NONE, STANDARD, STOCK, Contender
 from .emulated import join
 from .links import groups as groups_of
 from .links import on_link
-from .models import SharedWeights, build, mesh_of, silent_group
+from .models import SharedWeights, build, config_of, mesh_of, silent_group
 from .request import BenchRequest
 from .results import Cell, CellFile
 from .runs import Steps, TrainingSteps
@@ -35,6 +36,7 @@ CHECKED = 64  # tokens of the prompt whose logits are compared
 
 Groups = dict[str, Any]  # a process group for each link
 Models = dict[tuple[str, str], Any]  # by link and contender
+EngineOf = Callable[[str], Steps | TrainingSteps]  # by contender
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RankJob:
     request: BenchRequest
     config: dict[str, Any]
     contenders: Sequence[Contender]
-    tp: int
+    tp: TpSize
     tp_shards: int
     weights: Path | None
     profiled: int | None = None
@@ -57,7 +59,7 @@ def measure_alone(job: RankJob, batches: Sequence[int], measured: CellFile) -> N
     """`measure` on the first of the ranks, where there are no others."""
     distributed.destroy_process_group()
     assert job.request.emulation is not None and job.request.link is not None
-    join(job.tp, job.request.link, _device(job.request), job.request.emulation)
+    join(int(job.tp), job.request.link, _device(job.request), job.request.emulation)
     measure(job, batches, measured)
 
 
@@ -72,7 +74,7 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     dtype: torch.dtype = getattr(torch, job.request.dtype)
     all_reduces = measure_all_reduces(groups, dtype, job.request.device) if job.tp > 1 else []
     models = _models(job, groups)
-    _check_logits(models, job)
+    _check_logits(models, job.request)
     for batch in batches:
         cell = _measure_batch(models, groups, batch, job, all_reduces)
         if distributed.get_rank() == 0:
@@ -80,7 +82,7 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     if job.profiled is not None:
         slowest = list(groups)[-1]
         on_link = {name: model for (link, name), model in models.items() if link == slowest}
-        tokens = prompt(on_link[STOCK], job.profiled, job.request.prompt)
+        tokens = prompt(on_link[STANDARD], job.profiled, job.request.prompt)
         trace_prefills(on_link, tokens, measured.file.parent / "traces")
 
 
@@ -88,16 +90,27 @@ def _measure_batch(
     models: Models, groups: Groups, batch: int, job: RankJob, all_reduces: Sequence[dict[str, Any]]
 ) -> Cell:
     request = job.request
-    first = next(iter(models.values()))
-    tokens = prompt(first, batch, request.prompt)
-    engine = TrainingSteps(tokens) if request.trains else Steps(first, tokens, request)
-    sent = _bytes_sent(models, engine, job.tp)
-    runs = _ready(models, groups, engine)
+    engine_of = _engines(models, batch, job)
+    sent = _bytes_sent(models, engine_of)
+    runs = _ready(models, groups, engine_of)
     samples: dict[str, dict[str, Samples]] = {}
     what = f"bench: TP {job.tp}, batch {batch}: round"
     for (_, link, name), of_run in interleaved(runs, request.rounds, what).items():
         samples.setdefault(link, {}).setdefault(name, {}).update(of_run)
-    return Cell(job.tp, batch, samples, sent, all_reduces)
+    return Cell(job.tp.written, batch, samples, sent, all_reduces)
+
+
+def _engines(models: Models, batch: int, job: RankJob) -> EngineOf:
+    """Models that are split alike share one: on a grid, stock has its own."""
+    request = job.request
+
+    @cache
+    def made(example: str) -> Steps | TrainingSteps:
+        model = next(model for (_, name), model in models.items() if name == example)
+        tokens = prompt(model, batch, request.prompt)
+        return TrainingSteps(tokens) if request.trains else Steps(model, tokens, request)
+
+    return lambda name: made(STOCK if name == STOCK and job.tp.y > 1 else STANDARD)
 
 
 def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
@@ -106,25 +119,25 @@ def prompt(model: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
 
 
-def _bytes_sent(models: Models, engine: Steps | TrainingSteps, ranks: int) -> dict[str, dict[str, float]]:
+def _bytes_sent(models: Models, engine_of: EngineOf) -> dict[str, dict[str, float]]:
     """Of each contender, by measure."""
     sent: dict[str, dict[str, float]] = {}
     for (_, name), model in models.items():
         if name not in sent:
-            passes = engine.passes(model).items()
-            sent[name] = {measure: 0.0 if name == NONE else bytes_sent(run, ranks) for measure, run in passes}
+            passes = engine_of(name).passes(model).items()
+            sent[name] = {measure: 0.0 if name == NONE else bytes_sent(run) for measure, run in passes}
     return sent
 
 
-def _ready(models: Models, groups: Groups, engine: Steps | TrainingSteps) -> dict[tuple[int, str, str], Run]:
+def _ready(models: Models, groups: Groups, engine_of: EngineOf) -> dict[tuple[int, str, str], Run]:
     """All runs, compiled and warm; those of a kind, and of a contender on its links, stand next to each other."""
     torch._dynamo.reset()  # graphs of the last batch
     names = [name for _, name in models]
-    runs_of = cache(lambda model: list(engine.runs(model)))  # links that share a group share their models
+    runs_of = cache(lambda model, name: list(engine_of(name).runs(model)))  # links of a group share their models
     runs: dict[tuple[int, str, str], Run] = {}
     with Progress("bench: warm up model", len(models)) as progress:
         for (link, name), model in models.items():
-            for kind, run in enumerate(runs_of(model)):
+            for kind, run in enumerate(runs_of(model, name)):
                 runs[kind, link, name] = on_link(link, groups[link], run)
                 runs[kind, link, name]()
                 runs[kind, link, name]()
@@ -137,17 +150,19 @@ def _models(job: RankJob, groups: Groups) -> Models:
     device = _device(request)
     dtype: torch.dtype = getattr(torch, request.dtype)
     config = stock(family_in(job.config), "Config").from_dict({**stock_config(job.config), "dtype": dtype})
-    weights = SharedWeights(dtype, device, distributed.get_rank())
-    if job.weights is not None:
-        weights.load(job.weights, config, job.tp)
-    silent = silent_group() if job.tp > 1 else None
+    weights = SharedWeights(dtype, device)
     entries = dict(job.contenders)
+    if job.weights is not None and (STOCK in entries or job.tp.y == 1):
+        weights.load(job.weights, config, TpSize(job.tp))
+    if job.weights is not None and job.tp.y > 1:
+        weights.load(job.weights, config_of(Contender(STANDARD, []), config, 1), job.tp)
+    silent = silent_group() if job.tp > 1 else None
 
     @cache  # links may share a group, and then they share its models
     def made(group: Any, name: str) -> Any:
         mesh = mesh_of(silent if name == NONE else group, request.device) if job.tp > 1 else None
-        model = build(Contender(name, entries[name]), config, job.tp_shards, mesh)
-        weights.fill(model, mesh)
+        model = build(Contender(name, entries[name]), config, job.tp_shards, mesh, job.tp)
+        weights.fill(model)
         return model
 
     return {(link, name): made(group, name) for (link, group), name in product(groups.items(), entries)}
@@ -157,12 +172,12 @@ def _device(request: BenchRequest) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if request.device == "cuda" else torch.device("cpu")
 
 
-def _check_logits(models: Models, job: RankJob) -> None:
-    """Raise ValueError where `standard` is not the stock model."""
-    for link in {link for link, _ in models}:
+def _check_logits(models: Models, request: BenchRequest) -> None:
+    """Raise ValueError where `standard` is not the stock model, where that runs."""
+    for link in {link for link, name in models if name == STOCK}:
         stock, standard = models[link, STOCK], models[link, STANDARD]
-        tokens = prompt(stock, 1, min(CHECKED, job.request.prompt))
-        check_same(stock(tokens).logits, standard(tokens).logits, "logits", job.request.dtype)
+        tokens = prompt(stock, 1, min(CHECKED, request.prompt))
+        check_same(stock(tokens).logits, standard(tokens).logits, "logits", request.dtype)
 
 
 def check_same(stock: torch.Tensor, standard: torch.Tensor, what: str, dtype: str) -> None:

@@ -68,7 +68,7 @@ def _measure_batch(engines: Mapping[str, Any], batch: int, job: RankJob) -> Cell
         run()
         run()
     samples = interleaved(runs, request.rounds, f"bench: TP {job.tp}, batch {batch}: round")
-    return Cell(job.tp, batch, {_link(job): samples}, {name: {} for name in engines})
+    return Cell(int(job.tp), batch, {_link(job): samples}, {name: {} for name in engines})
 
 
 _request_ids = map(str, count())
@@ -120,7 +120,7 @@ def _engine(contender: Contender, config: PreTrainedConfig, job: RankJob, batch:
             skip_tokenizer_init=True,
             dtype=request.dtype,
             seed=0,
-            tensor_parallel_size=job.tp,
+            tensor_parallel_size=int(job.tp),
             distributed_executor_backend="external_launcher",
             enforce_eager=not request.is_compiled,
             enable_prefix_caching=False,
@@ -192,9 +192,9 @@ def _join(job: RankJob) -> None:
     name = os.environ["VLLM_DIST_IDENT"] = f"rewired-{os.getppid()}-{machine}"
     with starting("the ranks"), set_current_vllm_config(VllmConfig()):
         init_distributed_environment(
-            job.tp, rank, local_rank=int(os.environ["LOCAL_RANK"]), backend=distributed.get_backend()
+            int(job.tp), rank, local_rank=int(os.environ["LOCAL_RANK"]), backend=distributed.get_backend()
         )
-        initialize_model_parallel(job.tp)
+        initialize_model_parallel(int(job.tp))
     distributed.barrier()
     for memory in Path("/dev/shm").glob(f"{name}-*"):  # all ranks have it; what is killed would leave it behind
         memory.unlink(missing_ok=True)

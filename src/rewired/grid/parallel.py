@@ -16,11 +16,11 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -82,7 +82,7 @@ class GridParallel(TensorParallelLayer):
         self.x, self.y = x, y
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
-        mesh = mesh._unflatten(0, (self.y, self.x), ("tp_y", "tp_x"))
+        mesh = sides(mesh, self.x, self.y)
         config, family = base.config, base.family
         shards = shards_of_rank(config, mesh["tp_x"])
         y = _Ranks(mesh.get_group("tp_y").group_name, self.y)
@@ -104,6 +104,14 @@ class GridParallel(TensorParallelLayer):
         base.get_submodule(family.embedding).register_forward_hook(lambda *args: _own_channels(args[-1], mesh["tp_y"]))
         base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], mesh["tp_y"]))
         return base
+
+
+@cache
+def sides(mesh: DeviceMesh, x: int, y: int) -> DeviceMesh:
+    """The grid of a mesh's ranks, "tp_y" and "tp_x". Its groups talk as the mesh's own does, and are made once."""
+    backend = distributed.get_backend(mesh.get_group())
+    names = ("tp_y", "tp_x")
+    return mesh._unflatten(0, (y, x), names, backend_override=dict.fromkeys(names, backend))
 
 
 class _Ranks(NamedTuple):

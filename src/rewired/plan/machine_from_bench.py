@@ -55,7 +55,7 @@ def calibrated(machine: Machine, file: Path) -> Machine:
     """Raises ValueError for a file that is not a bench report, or has no `none` beside a `standard` row."""
     report = _report(file)
     machine = with_all_reduces(machine, file)
-    rows = [_row(entry, file) for entry in _of_its_link(report, "rows")]
+    rows = [_row(entry, file) for entry in _of_its_link(report, "rows") if not _is_on_grid(entry)]
     runs = {(*row.key, row.wiring): row for row in rows}
     pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
     if not pairs:
@@ -88,6 +88,10 @@ def _of_its_link(report: Mapping[str, Any], name: str) -> list[Any]:
     """The entries under `name`, of the link that counts where several were measured."""
     link, entries = report.get("link"), report.get(name) or []
     return [entry for entry in entries if link is None or not isinstance(entry, dict) or entry.get("link") == link]
+
+
+def _is_on_grid(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("tp"), str)
 
 
 def _row(entry: Any, file: Path) -> _Row:
