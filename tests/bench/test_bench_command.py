@@ -77,7 +77,14 @@ def test_training_on_two_ranks(tmp_path: Path) -> None:
     assert "without wiring, model, tp, batch, prompt, prefill_seconds" in planned.stderr
 
 
-@pytest.mark.parametrize("mode", [("--eager",), pytest.param(("--train",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ("--eager",),
+        pytest.param(("--train",), marks=pytest.mark.slow),
+        pytest.param(("--train", "--fsdp", "2"), marks=pytest.mark.slow),
+    ],
+)
 def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is timed unless `standard` on the grid gives stock's logits."""
     options = ("--wirings", "ladder; partial-0.5; none", "--tp", "2,1x2", *mode)
@@ -94,7 +101,7 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
         sent = {(row["tp"], row["wiring"]): row["bytes_sent"][measure] for row in results["rows"]}
         assert sent["1x2", "stock"] == sent[2, "stock"]
         assert sent["1x2", "ladder"] == sent["1x2", "standard"] > sent[2, "standard"] > sent["1x2", "none"] == 0
-    assert "TP 1x2, batch 1, loopback:" in (tmp_path / "report.md").read_text()
+    assert f"TP 1x2{' x FSDP 2' * ('--fsdp' in mode)}, batch 1, loopback:" in (tmp_path / "report.md").read_text()
     assert bench(tmp_path, *SMALL, *options)["rows"] == results["rows"]
 
 
@@ -103,6 +110,8 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
     {
         ("--tp", "3x2"): "tp_size 3x2 splits 8 heads, 8 KV heads and MLP width",
         ("--tp", "2x"): "--tp is '2x': give a number of ranks, or a grid of X x Y, such as 2x2.",
+        ("--tp", "2", "--fsdp", "2"): "--fsdp shares out weights while they are trained: add --train",
+        ("--tp", "2", "--fsdp", "0", "--train"): "--fsdp is 0: it must be at least 1.",
         ("--tp", "2x2", "--emulated"): "--tp 2x2 is a grid of ranks that transformers runs: leave out --emulated, or",
     }.items(),
 )

@@ -219,7 +219,7 @@ def test_without_p2p_neither_links_nor_their_switches_are_used_and_results_say_s
 ) -> None:
     for name in ("NCCL_P2P_DISABLE", "NCCL_NVLS_ENABLE"):
         monkeypatch.setenv(name, "as it was")
-    with prepared(BenchRequest(["tiny"], [], link=NO_P2P), tp=4) as prepare:
+    with prepared(BenchRequest(["tiny"], [], link=NO_P2P), ranks=4) as prepare:
         assert prepare is not None
         prepare(0)
     recorded = {name: value for name, value in environment("cpu").items() if name.startswith("NCCL_")}

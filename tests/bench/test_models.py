@@ -13,8 +13,9 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rewired.bench.contenders import Contender, contenders
-from rewired.bench.models import SharedWeights, build, mesh_of, silent_group
+from rewired.bench.contenders import STANDARD, Contender, contenders
+from rewired.bench.models import SharedWeights, build, mesh_of, meshes_of, silent_group
+from rewired.bench.request import BenchRequest
 from rewired.checkpoint.shape import Shape
 from rewired.convert import Request, convert
 from rewired.grid.size import TpSize
@@ -30,15 +31,11 @@ def rivals(config: LlamaConfig) -> list[Contender]:
     return contenders([*WIRINGS, "none"], Shape.from_config(config.to_dict()), [])
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench") / "dense"
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_every_wiring_computes_what_its_checkpoint_does(is_tied: bool, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "dense"
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(llama_config()).save_pretrained(folder)
-    return folder
-
-
-def test_every_wiring_computes_what_its_checkpoint_does(checkpoint: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(llama_config(tie_word_embeddings=is_tied)).save_pretrained(checkpoint)
     logits = run_on_ranks(logits_of_a_bench, RANKS, checkpoint)
     for name in ("stock", "standard", *WIRINGS):
         folder = checkpoint
@@ -131,14 +128,34 @@ def groups_of_sums() -> list[list[str]]:
     return used
 
 
+def test_nor_do_grids_on_two_links_share_one() -> None:
+    for first, second in run_on_ranks(groups_of_grids, RANKS):
+        assert first
+        assert second
+        assert not first & second
+
+
+def groups_of_grids() -> list[set[str]]:
+    used = []
+    for _ in range(2):
+        request, size = BenchRequest("tiny", (), device="cpu"), TpSize.parse("1x2")
+        mesh, _ = meshes_of(distributed.new_group(), request, size)
+        model = build(Contender(STANDARD, []), llama_config(), 1, mesh, size)
+        SharedWeights(torch.float32, torch.device("cpu")).fill(model)
+        with Sums() as sums:
+            model(TOKENS).logits.sum()
+        used.append(set(sums.groups))
+    return used
+
+
 class Sums(TorchDispatchMode):
-    """Notes which group each all-reduce is of."""
+    """Notes which group each collective is of."""
 
     def __init__(self) -> None:
         super().__init__()
         self.groups: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name == "_c10d_functional::all_reduce":
+        if func._schema.name.startswith("_c10d_functional::all_"):
             self.groups.append(args[2])
         return func(*args, **(kwargs or {}))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 from transformers import AutoModelForCausalLM
 
+from rewired.bench.contenders import STANDARD, Contender
+from rewired.bench.models import SharedWeights, build, meshes_of, shard, split_as
 from rewired.bench.request import BenchRequest
 from rewired.bench.runs import PREFILL_COMPILED, Steps, TrainingSteps
+from rewired.grid.size import TpSize
+from rewired.ranks import run_on_ranks
+from tests.rewired.sharded import whole
 from tests.rewired.tiny import llama_config, rewired_model
 
 TOKENS = torch.arange(24).view(2, 12)
@@ -37,6 +44,32 @@ def test_a_training_step_is_one_of_adamw_on_copies_of_the_weights() -> None:
     for model in (first, second):
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("tp", ["2", pytest.param("1x2", marks=pytest.mark.slow)])
+def test_a_step_of_shards_is_that_of_one_process(tp: str) -> None:
+    """Of weights that FSDP2 shares out beside tensor parallelism."""
+    (expected,) = run_on_ranks(after_a_step, 1, "1", 1)
+    for found in run_on_ranks(after_a_step, 4, tp, 2):
+        assert found.keys() == expected.keys()
+        for name, weight in expected.items():
+            torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(weight), atol=2e-5, rtol=1e-4, msg=name)
+
+
+def after_a_step(tp: str, fsdp: int) -> dict[str, Any]:
+    size = TpSize.parse(tp)
+    request = BenchRequest("tiny", (), trains=True, fsdp=fsdp, device="cpu")
+    mesh, fsdp_mesh = meshes_of(distributed.group.WORLD, request, size)
+    model = build(Contender(STANDARD, []), llama_config(), 1, mesh, size)
+    SharedWeights(torch.float32, torch.device("cpu")).fill(model)
+    model.requires_grad_()
+    if fsdp_mesh is not None:
+        shard(model, fsdp_mesh)
+    steps = TrainingSteps(TOKENS)
+    steps.step(model)()
+    return {
+        name: whole(split_as(parameter, steps.copies[name])).numpy() for name, parameter in model.named_parameters()
+    }
 
 
 @pytest.mark.slow

@@ -67,6 +67,10 @@ def _bench(
         bool,
         typer.Option("--train", help="Time steps of training instead: forward, backward and AdamW, eager."),
     ] = False,
+    fsdp: Annotated[
+        int,
+        typer.Option(metavar="N", help="With --train, FSDP2 over N times as many ranks, each on its own --batch."),
+    ] = 1,
     link: Annotated[
         str | None,
         typer.Option(
@@ -104,15 +108,15 @@ def _bench(
     rewired bench llama-3.1-70b --tp 8 --batch 1,4,16,64 --layers 8 --out bench-70b
     rewired bench llama-3.1-70b --tp 8 --layers 8 --emulated --out bench-alone
     rewired bench ./my-hybrid --tp 2 --wirings "own; none" --out bench-mine
-    rewired bench llama-3.1-8b --tp 8 --train --prompt 4096 --out bench-train
+    rewired bench llama-3.1-8b --tp 4 --fsdp 2 --train --prompt 4096 --out bench-train
     torchrun --nnodes 2 --nproc-per-node 8 --no-python rewired bench llama-3.1-405b --layers 8 --out bench-405b
     ```
     """
     with report_errors("rewired bench", when_interrupted=f"interrupted; the same command continues in {out}."):
         from .run import bench
 
-        ranks = _ranks(tp)
-        here = 1 if emulated else torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks)
+        ranks = _ranks(tp, fsdp)
+        here = 1 if emulated else torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks) * fsdp
         device = choose_device(device, here)
         request = BenchRequest(
             model,
@@ -128,6 +132,7 @@ def _bench(
             engine,
             Emulation() if emulated else None,
             train,
+            fsdp,
         )
         results = bench(
             request, ranks, tuple(dict.fromkeys(positive_integers("--batch", batch, "batches"))), out, profile
@@ -136,11 +141,17 @@ def _bench(
             _write(results, out)
 
 
-def _ranks(tp: str | None) -> tuple[TpSize, ...]:
+def _ranks(tp: str | None, fsdp: int) -> tuple[TpSize, ...]:
+    if fsdp < 1:
+        raise ValueError(f"--fsdp is {fsdp}: it must be at least 1.")
     started = torchrun.world_size() if torchrun.is_joined() else None
-    sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(started or 2)).split(",")))
-    if started and set(sizes) != {started}:
-        raise ValueError(f"--tp is {tp}, and torchrun has started {started} ranks: leave it out.")
+    left = 2 if started is None else started // fsdp
+    sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(left)).split(",")))
+    if started and {size * fsdp for size in sizes} != {started}:
+        raise ValueError(
+            f"--tp {tp or left} with --fsdp {fsdp} is not {started} ranks, as torchrun has started: leave --tp out, or "
+            "let their product be that."
+        )
     return sizes
 
 

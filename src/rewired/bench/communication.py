@@ -69,6 +69,8 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_gather_into_tensor": lambda r: r - 1,
     "all_to_all_single": lambda r: (r - 1) / r,
     "send": lambda r: 1,  # of which both are made without NCCL
+    "_allgather_base_": lambda r: (r - 1) / r,  # FSDP2's, of what comes out
+    "_reduce_scatter_base_": lambda r: r - 1,
 }
 
 

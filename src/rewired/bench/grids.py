@@ -41,7 +41,7 @@ def on_grid(
 def _runs(rival: Contender, sizes: PreTrainedConfig, tp_shards: int, tp: TpSize) -> bool:
     try:
         if rival.name == STOCK:
-            family_in(sizes.to_dict()).check_shards(sizes, int(tp), "its --tp")
+            family_in(sizes.to_dict()).check_shards(sizes, int(tp), "--tp")
         else:
             check(config_of(rival, sizes, tp_shards), tp)
     except ValueError as error:

@@ -15,14 +15,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import distributed
 
-from rewired.grid.parallel import sides
 from rewired.grid.size import TpSize
 from rewired.model import exchange
 
 from . import torchrun
 from .emulated import EmulatedGroup, Times
 from .link import EmulatedLink, over_fast_link
-from .models import mesh_of
+from .models import meshes_of
 from .request import TRANSFORMERS, VLLM, BenchRequest
 from .timing import Run
 
@@ -60,37 +59,32 @@ def _check_emulation(request: BenchRequest) -> None:
 
 
 @contextmanager
-def prepared(request: BenchRequest, tp: int) -> Iterator[Callable[[int], None] | None]:
+def prepared(request: BenchRequest, ranks: int) -> Iterator[Callable[[int], None] | None]:
     """What each rank has to do before it joins the others, while the link stands."""
-    if request.link is None or tp == 1 or request.emulation is not None:
+    if request.link is None or ranks == 1 or request.emulation is not None:
         yield None
     elif request.link == NO_P2P:
         yield _go_through_host_memory
     else:
-        with EmulatedLink.parse(request.link).between(tp) as network:
+        with EmulatedLink.parse(request.link).between(ranks) as network:
             yield network.enter
 
 
 def groups(request: BenchRequest, tp: TpSize) -> dict[str, Any]:
-    """A process group of all ranks for each link; called on the ranks. Those of a grid's sides are made with them."""
+    """A process group of all ranks for each link; called on the ranks. Those of meshes are made with them."""
     world = distributed.group.WORLD
     if isinstance(world, EmulatedGroup):
         return dict.fromkeys(world.scales, world)
     if request.device == "cuda":
         return {request.link or NCCL: world}
-    if request.link is None or tp == 1:
+    if request.link is None or distributed.get_world_size() == 1:
         return {LOOPBACK: world}
     with over_fast_link():
         fast = distributed.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
-        _make_sides(fast, tp)
-    _make_sides(world, tp)
+        meshes_of(fast, request, tp)
+    meshes_of(world, request, tp)
     let_gloo_preempt()
     return {LOOPBACK: fast, request.link: world}
-
-
-def _make_sides(group: Any, tp: TpSize) -> None:
-    if tp.y > 1:
-        sides(mesh_of(group, "cpu"), tp.x, tp.y)
 
 
 def on_link(link: str, group: Any, run: Run) -> Run:

@@ -25,17 +25,20 @@ def check_memory(request: BenchRequest, shape: Shape, tp: TpSize, batch: int, co
     tokens = batch * (request.prompt + request.new)
     needed = width * sets * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp.x, tokens))
     if request.trains:  # a copy of the weights, gradients and two moments; logits and their gradient in float32
-        needed = width * sets * 5 * weight_bytes(shape, tp) + 8 * batch * request.prompt * shape.vocab_size
+        own = 1 if request.fsdp == 1 else contenders  # weights
+        states = width * sets * (4 + own) * weight_bytes(shape, tp) / request.fsdp
+        needed = states + 8 * batch * request.prompt * shape.vocab_size
     if request.engine == VLLM:
         needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, tokens))
     if request.device == "cuda":
         free, where = USABLE * torch.cuda.get_device_properties(0).total_memory, "a GPU has"
     else:
-        needed *= 1 if request.emulation else tp
+        needed *= 1 if request.emulation else tp * request.fsdp
         free, where = _available(), "this machine has"
     if needed > free:
+        ranks = count(tp * request.fsdp, "rank")
         raise ValueError(
-            f"{request.model} with batch {batch} on {count(tp, 'rank')} takes {size(needed)} of weights and caches, "
+            f"{request.model} with batch {batch} on {ranks} takes {size(needed)} of weights and caches, "
             f"and {where} {size(free)}: take fewer --layers, a smaller --batch, or more ranks."
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.distributed import DistributedConfig
+from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+from transformers.initialization import no_tie_weights
 
 from rewired.families import classes, family_of
-from rewired.grid.parallel import tp_plan
+from rewired.grid.parallel import tp_plan, unfold
 from rewired.grid.size import TpSize
 from rewired.loading import loading
 from rewired.model.family import Family
@@ -28,6 +31,7 @@ from rewired.model.residual_stream import PeekGain
 from rewired.model.sharding import on_this_rank
 
 from .contenders import STOCK, Contender
+from .request import BenchRequest
 
 STD = 0.02  # of random weights: any that keep activations finite will do
 
@@ -70,10 +74,10 @@ class SharedWeights:
         if key not in self.tensors:
             if isinstance(owner, PeekGain):
                 shape = on_this_rank(parameter).shape
-                return _split_as(parameter, torch.ones(shape, dtype=self.dtype, device=self.device))
+                return split_as(parameter, torch.ones(shape, dtype=self.dtype, device=self.device))
             assert self.are_random, f"the checkpoint has {name}, split in this way"
             self.tensors[key] = self._made(parameter, name)
-        return _split_as(parameter, self.tensors[key])
+        return split_as(parameter, self.tensors[key])
 
     def _made(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
         """Random, the same however it is split; but norms and biases, whose value takes no time, are ones."""
@@ -92,12 +96,13 @@ def build(
 ) -> Any:
     """The model of a contender, split over `mesh`, on a grid where `size` is one, and without weights."""
     config = config_of(contender, config, tp_shards)
-    with torch.device("meta"):
+    with torch.device("meta"), no_tie_weights():  # a plan has the head's, too
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval()
     if mesh is not None:
         plan = tp_plan(config, size) if size and contender.name != STOCK else "auto"
         resolved = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), tp_plan=plan))[0]
         apply_tensor_parallelism(model, mesh, resolved)
+    model.tie_weights()
     return model
 
 
@@ -114,6 +119,24 @@ def _family(config: PreTrainedConfig) -> Family:
     family = family_of(config.model_type)
     assert family is not None, "the checkpoint was opened"
     return family
+
+
+def shard(model: Any, mesh: DeviceMesh) -> None:
+    """Share the weights out over `mesh`, as transformers does it by FSDP2; contenders no longer have them in common."""
+    plan = model._resolve_parallel_plans(DistributedConfig(fsdp_size=mesh.size()))[2]
+    meshes: Any = SimpleNamespace(get_mesh=lambda names: mesh)
+    apply_fully_sharded_data_parallelism(model, meshes, plan, {})
+
+
+def meshes_of(group: Any, request: BenchRequest, tp: TpSize) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    """Of tensor parallelism, and of FSDP2. What has equal groups has equal meshes; so groups are made once."""
+    mesh, fsdp_mesh = mesh_of(group, request.device), None
+    if request.fsdp > 1:
+        both = unfold(mesh, fsdp=request.fsdp, tp=int(tp))
+        fsdp_mesh, mesh = map(both.__getitem__, both.mesh_dim_names or ())
+    if tp.y > 1:
+        unfold(mesh, y=tp.y, x=tp.x)
+    return mesh if tp > 1 else None, fsdp_mesh
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh:
@@ -136,7 +159,7 @@ def _placements(parameter: torch.Tensor) -> Any:
     return parameter.placements if isinstance(parameter, DTensor) else None
 
 
-def _split_as(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+def split_as(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return tensor
     mesh, placements = parameter.device_mesh, parameter.placements

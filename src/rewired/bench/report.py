@@ -48,9 +48,10 @@ def tables(results: Mapping[str, Any]) -> Iterator[Table]:
 
     for (tp, batch, link), rows in groupby(results["rows"], group):
         of_cell = list(rows)
-        yield _cell_table(f"TP {tp}, batch {batch}, {link}", of_cell)
+        ranks = f"TP {tp}" if of_cell[0]["fsdp"] == 1 else f"TP {tp} x FSDP {of_cell[0]['fsdp']}"
+        yield _cell_table(f"{ranks}, batch {batch}, {link}", of_cell)
         if "link_adds" in of_cell[0]:
-            yield _link_table(f"TP {tp}, batch {batch}: what {link} adds to the machine's own link", of_cell)
+            yield _link_table(f"{ranks}, batch {batch}: what {link} adds to the machine's own link", of_cell)
     if results["all_reduce"]:
         yield _all_reduces(results["all_reduce"])
 

@@ -39,6 +39,7 @@ class BenchRequest:
     engine: str = TRANSFORMERS
     emulation: Emulation | None = None
     trains: bool = False  # steps of training are timed, and nothing else; `new` and `is_compiled` do not matter
+    fsdp: int = 1  # times as many ranks, which share out weights by FSDP2, each on its own sequences
 
     def __post_init__(self) -> None:
         for flag, value in {"--prompt": self.prompt, "--new": self.new, "--layers": self.layers}.items():
@@ -54,5 +55,7 @@ class BenchRequest:
             raise ValueError("--train times models in transformers: leave it out, or --engine vllm.")
         if self.trains and self.prompt < 2:
             raise ValueError("--train learns to predict the next token: give --prompt at least 2.")
+        if self.fsdp > 1 and (not self.trains or self.emulation):
+            raise ValueError("--fsdp shares out weights while they are trained: add --train, without --emulated.")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype {self.dtype} is not known: choose {', '.join(DTYPES)}, or auto.")

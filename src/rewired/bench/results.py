@@ -103,12 +103,18 @@ def _rank_order(cell: Cell) -> tuple[int, int]:
 def _rows(cell: Cell, request: BenchRequest) -> Iterator[dict[str, Any]]:
     for link, contenders in cell.samples.items():
         for wiring, samples in contenders.items():
-            row: dict[str, Any] = {"tp": cell.tp, "batch": cell.batch, "link": link, "wiring": wiring}
+            row: dict[str, Any] = {
+                "tp": cell.tp,
+                "fsdp": request.fsdp,
+                "batch": cell.batch,
+                "link": link,
+                "wiring": wiring,
+            }
             for measure in MEASURES:
                 if measure in samples:
                     low, middle, high = quantiles(samples[measure], n=4, method="inclusive")
                     row |= {f"{measure}_seconds": middle, f"{measure}_quartiles": [low, high]}
-            tokens = cell.batch * (request.prompt if request.trains else request.new)
+            tokens = cell.batch * request.fsdp * (request.prompt if request.trains else request.new)
             row["tokens_per_second"] = tokens / median(_seconds(samples, _whole(samples), request))
             row |= _speedups(samples, contenders, request)
             row["hidden"], row["waits"] = _hidden(samples, contenders), _waits(samples, contenders)

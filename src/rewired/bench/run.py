@@ -125,7 +125,7 @@ def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: 
 
     Raises ValueError for a model or a bench that so many ranks cannot run.
     """
-    has_none = tp > 1 and request.engine != VLLM
+    has_none = tp * request.fsdp > 1 and request.engine != VLLM
     rivals = [rival for rival in rivals if has_none or rival.name != NONE]
     tp_shards = model.tp_shards or (tp.x if tp > 1 else model.shape.default_shards())
     if tp.y > 1:
@@ -137,14 +137,14 @@ def _job(request: BenchRequest, model: _Model, rivals: Sequence[Contender], tp: 
 
 def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     measure = vllm_engine.measure if job.request.engine == VLLM else in_transformers
-    is_alone = job.request.emulation is not None and job.tp > 1
+    is_alone, ranks = job.request.emulation is not None and job.tp > 1, job.tp * job.request.fsdp
     if torchrun.is_joined():
         measure(job, batches, measured)
         return
-    with prepared(job.request, job.tp) as prepare:
+    with prepared(job.request, ranks) as prepare:
         run_on_ranks(
             measure_alone if is_alone else measure,
-            1 if is_alone else int(job.tp),
+            1 if is_alone else ranks,
             job,
             batches,
             measured,

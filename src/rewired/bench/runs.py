@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, StaticCache
 
@@ -111,10 +112,15 @@ class TrainingSteps:
         yield lambda: {TRAINING: timed(step)}
 
     def passes(self, model: Any) -> dict[str, Callable[[], object]]:
-        return {TRAINING: self.step(model)}
+        step = self.step(model)
+        step()  # in the first, FSDP2 gathers more
+        return {TRAINING: step}
 
     def step(self, model: Any) -> Callable[[], None]:
-        parameters = dict(model.requires_grad_().named_parameters())
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an earlier forward leaves some whole
+        parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             self.copies.setdefault(name, on_this_rank(parameter).detach().clone())
         optimizer = torch.optim.AdamW([self.copies[name] for name in parameters], fused=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from .contenders import NONE, STANDARD, STOCK, Contender
 from .emulated import join
 from .links import groups as groups_of
 from .links import on_link
-from .models import SharedWeights, build, config_of, mesh_of, silent_group
+from .models import SharedWeights, build, config_of, meshes_of, shard, silent_group
 from .request import BenchRequest
 from .results import Cell, CellFile
 from .runs import Steps, TrainingSteps
@@ -72,7 +73,7 @@ def measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
     _quiet_ranks()
     groups = groups_of(job.request, job.tp)
     dtype: torch.dtype = getattr(torch, job.request.dtype)
-    all_reduces = measure_all_reduces(groups, dtype, job.request.device) if job.tp > 1 else []
+    all_reduces = measure_all_reduces(groups, dtype, job.request.device) if distributed.get_world_size() > 1 else []
     models = _models(job, groups)
     _check_logits(models, job.request)
     for batch in batches:
@@ -156,13 +157,16 @@ def _models(job: RankJob, groups: Groups) -> Models:
         weights.load(job.weights, config, TpSize(job.tp))
     if job.weights is not None and job.tp.y > 1:
         weights.load(job.weights, config_of(Contender(STANDARD, []), config, 1), job.tp)
-    silent = silent_group() if job.tp > 1 else None
+    silent = silent_group() if NONE in entries else None
 
     @cache  # links may share a group, and then they share its models
     def made(group: Any, name: str) -> Any:
-        mesh = mesh_of(silent if name == NONE else group, request.device) if job.tp > 1 else None
+        mesh, fsdp_mesh = meshes_of(silent if name == NONE else group, request, job.tp)
         model = build(Contender(name, entries[name]), config, job.tp_shards, mesh, job.tp)
         weights.fill(model)
+        model.requires_grad_(request.trains)
+        if fsdp_mesh is not None:
+            shard(model, fsdp_mesh)
         return model
 
     return {(link, name): made(group, name) for (link, group), name in product(groups.items(), entries)}
@@ -193,4 +197,5 @@ def check_same(stock: torch.Tensor, standard: torch.Tensor, what: str, dtype: st
 def _quiet_ranks() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # of views, which nothing here writes to
     torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward

@@ -82,10 +82,11 @@ class GridParallel(TensorParallelLayer):
         self.x, self.y = x, y
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
-        mesh = sides(mesh, self.x, self.y)
+        mesh = unfold(mesh, y=self.y, x=self.x)
+        y_mesh, x_mesh = map(mesh.__getitem__, mesh.mesh_dim_names or ())
         config, family = base.config, base.family
-        shards = shards_of_rank(config, mesh["tp_x"])
-        y = _Ranks(mesh.get_group("tp_y").group_name, self.y)
+        shards = shards_of_rank(config, x_mesh)
+        y = _Ranks(y_mesh.get_group().group_name, self.y)
         wirings = Wiring.from_json(config.wiring, config.num_hidden_layers, config.hidden_size // self.y).layers
         for layer, of_layer in zip(base.decoder_layers, wirings, strict=True):
             layer.wirings = of_layer
@@ -101,17 +102,18 @@ class GridParallel(TensorParallelLayer):
                     _split(module, placements, mesh)
         base.last_norm.forward = partial(_normalise, base.last_norm, y)
         _split(base.last_norm, _NORM, mesh)
-        base.get_submodule(family.embedding).register_forward_hook(lambda *args: _own_channels(args[-1], mesh["tp_y"]))
-        base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], mesh["tp_y"]))
+        base.get_submodule(family.embedding).register_forward_hook(lambda *args: _own_channels(args[-1], y_mesh))
+        base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], y_mesh))
         return base
 
 
 @cache
-def sides(mesh: DeviceMesh, x: int, y: int) -> DeviceMesh:
-    """The grid of a mesh's ranks, "tp_y" and "tp_x". Its groups talk as the mesh's own does, and are made once."""
+def unfold(mesh: DeviceMesh, **sizes: int) -> DeviceMesh:
+    """The ranks of a mesh in several dimensions, named after its own. Groups talk as its does, and are made once."""
+    (own,) = mesh.mesh_dim_names or ("ranks",)
+    names = tuple(f"{own}_{name}" for name in sizes)
     backend = distributed.get_backend(mesh.get_group())
-    names = ("tp_y", "tp_x")
-    return mesh._unflatten(0, (y, x), names, backend_override=dict.fromkeys(names, backend))
+    return mesh._unflatten(0, tuple(sizes.values()), names, backend_override=dict.fromkeys(names, backend))
 
 
 class _Ranks(NamedTuple):
