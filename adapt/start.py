@@ -112,7 +112,7 @@ def _without_weights(config: RewiredConfig, recipe: Recipe) -> RewiredForCausalL
         model: RewiredForCausalLM = classes(config.family, "ForCausalLM")(config)
     if recipe.load_in_4bit and recipe.is_sharded:
         check_blocks(model, recipe.tp_size)
-    tp_plan(config, recipe.grid)
+    tp_plan(config, recipe.grid, recipe.fsdp_size)
     choose_or_adapt(model, recipe)  # LoRA in the model's own modules
     return model
 

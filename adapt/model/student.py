@@ -73,7 +73,7 @@ def in_4bit(dtype: torch.dtype | str) -> BitsAndBytesConfig:
 def distributed_config(recipe: Recipe, config: Any) -> DistributedConfig:
     """The mesh over which transformers shards the student, of this RewiredConfig, and its teacher as it loads them."""
     sizes: dict[str, Any] = {name: int(getattr(recipe, name)) for name in ("tp_size", "fsdp_size", "dp_replicate_size")}
-    return DistributedConfig(**sizes, tp_plan=tp_plan(config, recipe.grid))
+    return DistributedConfig(**sizes, tp_plan=tp_plan(config, recipe.grid, recipe.fsdp_size))
 
 
 def unwrapped(model: Any) -> Any:

@@ -20,6 +20,7 @@ from tests.adapt.trainer import on_cpus
 from tests.adapt.world import distillation, logged, train, weights, write_recipe
 
 STEPS, ROWS = 6, 4
+PARTIAL = [{"layers": "1-4", "preset": "partial", "shared_fraction": 0.5}]
 LORA = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2}
 
 
@@ -44,10 +45,11 @@ def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
         ({}, {}, "1x4"),
         ({}, {"fsdp_size": 2}, "4"),
         ({}, {"dp_replicate_size": 2}, "4x1"),
+        ({"wiring": PARTIAL}, {}, "1x4"),
         (LORA, {}, "4"),
         (LORA, {"fsdp_size": 2}, "1x4"),
     ],
-    ids=["2x2", "2x2 and FSDP2", "2x2 and replicas", "adapters on 2x2", "adapters on 2x2 and FSDP2"],
+    ids=["2x2", "2x2 and FSDP2", "2x2 and replicas", "partial on 2x2", "adapters on 2x2", "adapters on 2x2 and FSDP2"],
 )
 def test_it_learns_what_one_process_does_and_goes_on_elsewhere(
     trained: dict[str, Any], split: dict[str, int], later: str, keys: dict[str, Any], tmp_path: Path
@@ -106,6 +108,13 @@ def test_a_grid_that_the_model_does_not_fit_is_refused_before_it_is_loaded(
 ) -> None:
     with pytest.raises(ValueError, match=r"tp_size 2x5 splits hidden_size 24 over Y = 5: choose a Y of 1, 2, 3"):
         outline([read(write_recipe(tmp_path / "r.yaml", **keys | {"tp_size": "2x5"}), [])[0].recipe])
+
+
+def test_a_wiring_of_some_channels_is_not_split_by_fsdp2_too(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys |= {"wiring": PARTIAL, "tp_size": "2x2", "fsdp_size": 2}
+    sentence = "fsdp_size 2 cannot split these parts again: give tp_size 4, or dp_replicate_size"
+    with pytest.raises(ValueError, match=sentence):
+        outline([read(write_recipe(tmp_path / "r.yaml", **keys), [])[0].recipe])
 
 
 def test_a_recipe_s_record_has_the_grid(keys: dict[str, Any], tmp_path: Path) -> None:

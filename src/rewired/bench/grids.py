@@ -35,15 +35,15 @@ def on_grid(
             )
     sizes = stock(family_in(config), "Config").from_dict(stock_config(config))
     check(config_of(Contender(STANDARD, []), sizes, 1), tp)
-    return [rival for rival in rivals if _runs(rival, sizes, tp_shards, tp)]
+    return [rival for rival in rivals if _runs(rival, request, sizes, tp_shards, tp)]
 
 
-def _runs(rival: Contender, sizes: PreTrainedConfig, tp_shards: int, tp: TpSize) -> bool:
+def _runs(rival: Contender, request: BenchRequest, sizes: PreTrainedConfig, tp_shards: int, tp: TpSize) -> bool:
     try:
         if rival.name == STOCK:
             family_in(sizes.to_dict()).check_shards(sizes, int(tp), "--tp")
         else:
-            check(config_of(rival, sizes, tp_shards), tp)
+            check(config_of(rival, sizes, tp_shards), tp, request.fsdp)
     except ValueError as error:
         announce(f"bench: {rival.name} is left out: {error}")
         return False

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from rewired.model.kernels import kernel
-from rewired.model.payload import FORMATS
-from rewired.model.quantisation import pack, shares_of, sum_in_order, unpack
+from rewired.model.payload import FORMATS, shares_of
+from rewired.model.quantisation import pack, sum_in_order, unpack
 from rewired.rotate.hadamard import sylvester
 
 BLOCK = 128  # numbers that share a scale, and are rotated together

@@ -7,10 +7,12 @@ Rank x + X * y holds, of a layer with r shards,
     a writer       rows y and columns x of its weight; outputs are summed over X, by the stream
     a norm         channels y of its weight; squares are summed over Y
 
-so that no activation is ever laid out anew. The stream does not know Y. Inside a module, Y ranks compute the same, and
-gradients are whole; a writer's input gets a part of its gradient from each, which is summed over Y. The embedding and
-the head stay transformers' own, split over all X * Y ranks: channels are taken behind the one, and gathered before the
-other.
+so that no activation is ever laid out anew. Where a wiring treats some channels otherwise, "channels y" are those of
+each of its blocks (`blocks_of`): every rank has its part of the ones and of the others. The stream does not know Y.
+
+Inside a module, Y ranks compute the same, and gradients are whole; a writer's input gets a part of its gradient from
+each, which is summed over Y. The embedding and the head stay transformers' own, split over all X * Y ranks: channels
+are taken behind the one, and gathered before the other.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import linear
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
@@ -36,7 +39,7 @@ from rewired.model.sharding import OnShards, Shards, is_plain_linear, on_this_ra
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
 
-from .size import TpSize, check
+from .size import TpSize, blocks_of, check
 
 _Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
 _READER: _Split = {
@@ -55,8 +58,8 @@ _NORM: _Split = {"weight": (Shard(0), Replicate())}
 _GAIN: _Split = {"weight": (Shard(1), Shard(0))}
 
 
-def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | None:
-    """What `DistributedConfig` takes beside `tp_size` for a language model of this RewiredConfig.
+def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | Literal["auto"] | None:
+    """What `DistributedConfig` takes beside `tp_size` and `fsdp_size` for a language model of this RewiredConfig.
 
     Raises ValueError, with the numbers that would do, for a grid that the model does not fit, and for a model that is
     not rewired.
@@ -68,7 +71,7 @@ def tp_plan(config: Any, size: TpSize) -> dict[str, str] | Literal["auto"] | Non
             f"tp_size {size} is a grid, on which rewired models run: convert this one with --wiring standard, or give "
             f"tp_size {size.x}."
         )
-    check(config, size)
+    check(config, size, fsdp_size)
     style, base = f"grid_{size}", config.family.base
     ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
     layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan or ()}  # the base splits them
@@ -82,6 +85,7 @@ class GridParallel(TensorParallelLayer):
         self.x, self.y = x, y
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
+        blocks = blocks_of(base.config)
         mesh = unfold(mesh, y=self.y, x=self.x)
         y_mesh, x_mesh = map(mesh.__getitem__, mesh.mesh_dim_names or ())
         config, family = base.config, base.family
@@ -99,11 +103,12 @@ class GridParallel(TensorParallelLayer):
                 stock.forward = partial(_run_module, stock, projections, stock.forward, y)
                 norm.forward = partial(_normalise, norm, y)
                 for module, placements in _parts(layer, names):
-                    _split(module, placements, mesh)
+                    _split(module, placements, mesh, blocks)
         base.last_norm.forward = partial(_normalise, base.last_norm, y)
-        _split(base.last_norm, _NORM, mesh)
-        base.get_submodule(family.embedding).register_forward_hook(lambda *args: _own_channels(args[-1], y_mesh))
-        base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], y_mesh))
+        _split(base.last_norm, _NORM, mesh, blocks)
+        own, whole = partial(_own_channels, blocks, y_mesh), partial(_whole_channels, blocks, y_mesh)
+        base.get_submodule(family.embedding).register_forward_hook(lambda *args: own(args[-1]))
+        base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], whole))
         return base
 
 
@@ -134,12 +139,15 @@ def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, _Split]
         yield gain, _GAIN
 
 
-def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh) -> None:
+def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh, blocks: int) -> None:
     """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'."""
     for name, parameter in list(module.named_parameters()):
         path, _, attribute = name.rpartition(".")
         kind = path.split(".")[0] if path.startswith("lora_") else attribute
-        own = distribute_tensor(parameter, mesh, placements[kind], src_data_rank=None)
+        over_y, over_x = placements[kind]
+        if isinstance(over_y, Shard) and blocks > 1:
+            over_y = _StridedShard(over_y.dim, split_factor=blocks)
+        own = distribute_tensor(parameter, mesh, (over_y, over_x), src_data_rank=None)
         setattr(module.get_submodule(path), attribute, nn.Parameter(own, requires_grad=parameter.requires_grad))
 
 
@@ -270,20 +278,22 @@ def _normalise(norm: Any, y: _Ranks, view: torch.Tensor) -> torch.Tensor:
     return on_this_rank(norm.weight) * (wide * torch.rsqrt(mean + norm.variance_epsilon)).to(view.dtype)
 
 
-def _own_channels(states: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def _own_channels(blocks: int, mesh: DeviceMesh, states: torch.Tensor) -> torch.Tensor:
     """[B, T, H] -> [B, T, H / Y]; in backward, a gather."""
-    own: torch.Tensor = DTensor.from_local(states, mesh, [Replicate()]).redistribute(placements=[Shard(-1)]).to_local()
-    return own
+    in_blocks = DTensor.from_local(states.unflatten(-1, (blocks, -1)), mesh, [Replicate()])
+    own: torch.Tensor = in_blocks.redistribute(placements=[Shard(-1)]).to_local()
+    return own.flatten(-2)
 
 
-def _whole_channels(states: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def _whole_channels(blocks: int, mesh: DeviceMesh, states: torch.Tensor) -> torch.Tensor:
     """[B, T, H / Y] -> [B, T, H]; in backward, this rank's part of a gradient that is the same on all."""
-    return DTensor.from_local(states, mesh, [Shard(-1)]).full_tensor(grad_placements=[Replicate()])
+    in_blocks = DTensor.from_local(states.unflatten(-1, (blocks, -1)), mesh, [Shard(-1)])
+    return in_blocks.full_tensor(grad_placements=[Replicate()]).flatten(-2)
 
 
-def _with_whole_channels(outputs: Any, mesh: DeviceMesh) -> Any:
+def _with_whole_channels(outputs: Any, whole: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The base's outputs, as whoever reads them knows them."""
-    outputs.last_hidden_state = _whole_channels(outputs.last_hidden_state, mesh)
+    outputs.last_hidden_state = whole(outputs.last_hidden_state)
     if outputs.hidden_states is not None:
-        outputs.hidden_states = tuple(_whole_channels(states, mesh) for states in outputs.hidden_states)
+        outputs.hidden_states = tuple(map(whole, outputs.hidden_states))
     return outputs

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rewired.model.family import divisors_in_words
-from rewired.model.payload import GROUP
+from rewired.model.payload import GROUP, shares_of
 
 
 class TpSize(int):
@@ -42,7 +42,7 @@ class TpSize(int):
         return str(self.written)
 
 
-def check(config: Any, size: TpSize) -> None:
+def check(config: Any, size: TpSize, fsdp_size: int = 1) -> None:
     """Raise ValueError, with the numbers that would do, if a model of this RewiredConfig does not fit the grid."""
     shared = math.gcd(*config.family.divisible(config).values(), *[config.tp_shards] * config.depends_on_shards)
     if shared % size.x:
@@ -51,14 +51,32 @@ def check(config: Any, size: TpSize) -> None:
             f"tp_size {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
             f"choose an X of {divisors_in_words(shared)}."
         )
-    modules, width = config.resolved_wiring.modules, config.hidden_size
-    if any(module.leaves_channels or len(module.sections) > 1 for module in modules):
-        raise ValueError(
-            f"tp_size {size} splits the stream's channels over Y = {size.y}, and this wiring reduces the first ones "
-            f"only, which few ranks would hold: take tp_size {size.x}, or another wiring."
-        )
-    unit = GROUP if any(module.sections for module in modules) else 1
+    blocks, unit = blocks_of(config), GROUP if any(each.sections for each in config.resolved_wiring.modules) else 1
+    width = config.hidden_size // blocks
     if width % (size.y * unit):
-        of = f" in groups of {unit}" if unit > 1 else ""
+        what = f"hidden_size {config.hidden_size}" + (f" in {blocks} blocks of {width}" if blocks > 1 else "")
+        of = f" and groups of {unit}" if unit > 1 else ""
         fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
-        raise ValueError(f"tp_size {size} splits hidden_size {width}{of} over Y = {size.y}: choose a Y of {fitting}.")
+        raise ValueError(f"tp_size {size} splits {what}{of} over Y = {size.y}: choose a Y of {fitting}.")
+    if blocks > 1 and fsdp_size > 1:  # of rows that Y takes from each block, FSDP2 cannot describe its own parts
+        raise ValueError(
+            f"tp_size {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
+            f"fsdp_size {fsdp_size} cannot split these parts again: give tp_size {int(size)}, or dp_replicate_size."
+        )
+
+
+def blocks_of(config: Any) -> int:
+    """Into how many equal blocks of channels what the wiring does to some of them falls. Y splits each block.
+
+    So every rank holds its part of the channels that are reduced, and of those that stay local; of a payload's
+    sections, and of the groups in each that one shard adds up, and keeps what rounding leaves of their sum.
+    """
+    ends = {0}
+    for module in config.resolved_wiring.modules:
+        ends.add(module.shared_channels)
+        start = 0
+        for section in module.sections:
+            shares = shares_of(-(-section.channels // GROUP), config.tp_shards)
+            ends |= {start + min(GROUP * share.stop, section.channels) for share in shares}
+            start += section.channels
+    return int(config.hidden_size // math.gcd(config.hidden_size, *ends))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 GROUP = 64  # channels that share a scale
@@ -103,6 +104,12 @@ def make_sections(payload: str, channels: int, hidden_size: int, is_last: bool) 
             sections.append(Section(bits, sum_bits, width))
         start = end
     return tuple(sections)
+
+
+def shares_of(groups: int, shards: int) -> list[slice]:
+    """Which groups each shard, or rank, adds up: as equal parts as there can be, in order."""
+    bounds = [-(-shard * groups // shards) for shard in range(shards + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def packed_bytes(sections: Sections) -> int:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from .kernels import kernel
-from .payload import FORMATS, GROUP, SCALE_BYTES, Section, Sections
+from .payload import FORMATS, GROUP, SCALE_BYTES, Section, Sections, shares_of
 
 
 class QuantisedSum(NamedTuple):
@@ -65,12 +64,6 @@ def in_groups(tensor: torch.Tensor) -> torch.Tensor:
     """[..., C] -> [..., ceil(C / 64), 64], in float32 or more; a last group that is not full ends in zeros."""
     widened = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     return pad(widened, (0, -tensor.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
-
-
-def shares_of(groups: int, shards: int) -> list[slice]:
-    """Which groups each shard, or rank, adds up: as equal parts as there can be, in order."""
-    bounds = [-(-shard * groups // shards) for shard in range(shards + 1)]
-    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def deal_out(groups: torch.Tensor, shares: Sequence[slice], into: torch.Tensor) -> None:

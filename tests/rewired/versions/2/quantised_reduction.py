@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from .exchange import Exchange
 from .kernels import kernel
-from .payload import FORMATS, GROUP, Section, Sections
-from .quantisation import QuantisedSum, add_up, deal_out, pack_parts, shares_of, split, unpack_sum
+from .payload import FORMATS, GROUP, Section, Sections, shares_of
+from .quantisation import QuantisedSum, add_up, deal_out, pack_parts, split, unpack_sum
 
 
 class RankReduction(Exchange):
