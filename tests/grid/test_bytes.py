@@ -15,7 +15,7 @@ from tests.rewired.tiny import WIRINGS, tokens
 
 from .test_grid import load_on
 
-X, Y, LAYERS, H = 2, 2, 6, 32
+X, Y, Z, LAYERS, H = 2, 2, 2, 6, 32
 ROWS = tokens().numel()
 READ, WRITTEN = (32 + 2 * 16) + 2 * 48, 32 + 48  # channels of queries, keys, values, gate and up; and into the writers
 
@@ -44,6 +44,43 @@ def numbers(folder: Path) -> tuple[Counter[str], Counter[str]]:
     with Sums({x: "x", y: "y"}) as backward:
         loss.backward()
     return forward.numbers, backward.numbers
+
+
+@pytest.mark.slow
+def test_numbers_of_weights_that_z_gathers_and_scatters_and_replicas_sum(tmp_path: Path) -> None:
+    """Equations 4, 5 and 8 of a layer: kn / (Y Z) on a rank of 1x2, Z 2. FSDP2 gathers once more, in backward."""
+    folder = saved(WIRINGS["standard"], tmp_path, attention_bias=False, mlp_bias=False)
+    layer = 2 * H * 32 + 2 * H * 16 + 3 * H * 48 + 2 * H  # queries and output; keys and values; the MLP; norms
+    own = layer // (Y * Z)
+    for numbers in run_on_ranks(numbers_of_weights, 2 * Y * Z, folder):
+        assert numbers["_allgather_base_", own] == 2 * LAYERS
+        assert numbers["_reduce_scatter_base_", own * Z] == LAYERS
+        assert numbers["allreduce_", own] == LAYERS
+        assert (
+            sum(numbers.values()) == (2 + 1 + 1) * LAYERS + 3 + 2 + 2
+        )  # and the embedding's, and the head's with a norm
+
+
+def numbers_of_weights(folder: Path) -> Counter[tuple[str, int]]:
+    model = load_on(folder, f"1x{Y}", fsdp_size=Z, dp_replicate_size=2).train()
+    with Inputs() as inputs:
+        model(tokens(), labels=tokens()).loss.backward()
+    return inputs.numbers
+
+
+class Inputs(TorchDispatchMode):
+    """Counts the collectives of FSDP2, by the numbers that a rank puts in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = Counter[tuple[str, int]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "c10d":
+            put_in = args[0][0] if name == "allreduce_" else args[1]
+            self.numbers[name, put_in.numel()] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Sums(TorchDispatchMode):

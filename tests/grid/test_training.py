@@ -19,7 +19,7 @@ from rewired.ranks import run_on_ranks
 from tests.adapt.trainer import on_cpus
 from tests.adapt.world import distillation, logged, train, weights, write_recipe
 
-STEPS, ROWS = 6, 4
+STEPS, ROWS = 10, 4
 PARTIAL = [{"layers": "1-4", "preset": "partial", "shared_fraction": 0.5}]
 LORA = {"train": "lora", "lora_r": 2, "learning_rate": 1e-2}
 
