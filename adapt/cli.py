@@ -86,6 +86,8 @@ def _adapt(
         signals.check()
         # TRL and PEFT still call transformers' methods by these names
         warnings.filterwarnings("ignore", "`.*gradient_checkpointing.*` is deprecated", FutureWarning)
+        # layers give out views of what stays local, which nothing writes to
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 
         if dry_run:
             from .dry_run import describe

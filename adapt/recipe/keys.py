@@ -106,7 +106,7 @@ class Recipe:
     @property
     def grid(self) -> TpSize:
         """The ranks that share each layer's work, as a grid."""
-        return self.tp_size if isinstance(self.tp_size, TpSize) else TpSize(self.tp_size)
+        return TpSize.of(self.tp_size)
 
     @property
     def ranks(self) -> int:

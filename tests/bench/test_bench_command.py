@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 from rewired.bench.cli import add_commands
 from rewired.cli import new_app
 from rewired.plan import cli as plan_cli
 from tests.bench.test_link import needs_links
-from tests.rewired.tiny import rewired_model
+from tests.rewired.tiny import llama_config, rewired_model
 
 SMALL = ("tiny", "--wirings", "ladder;none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
 
@@ -90,7 +91,7 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
     options = ("--wirings", "ladder; int8; none", "--tp", "2,1x2", *mode)
     done = run("bench", *SMALL, *options, "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "bench: int8 is left out: tp_size 1x2 splits hidden_size 64 and groups of 64 over Y = 2" in done.stderr
+    assert "bench: int8 is left out: --tp 1x2 splits hidden_size 64 and groups of 64 over Y = 2" in done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     wirings = ["stock", "standard", "ladder", "none"]
     assert [(row["tp"], row["wiring"]) for row in results["rows"]] == [
@@ -108,7 +109,7 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
 @pytest.mark.parametrize(
     ("options", "sentence"),
     {
-        ("--tp", "3x2"): "tp_size 3x2 splits 8 heads, 8 KV heads and MLP width",
+        ("--tp", "3x2"): "--tp 3x2 splits 8 heads, 8 KV heads and MLP width",
         ("--tp", "2x"): "--tp is '2x': give a number of ranks, or a grid of X x Y, such as 2x2.",
         ("--tp", "2", "--fsdp", "2"): "--fsdp shares out weights while they are trained: add --train",
         ("--tp", "2", "--fsdp", "0", "--train"): "--fsdp is 0: it must be at least 1.",
@@ -136,6 +137,18 @@ def test_a_bench_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     refused = run("bench", *SMALL, "--tp", "1", "--new", "3", "--eager", "--out", tmp_path)
     assert refused.exit_code == 2
     assert f"{tmp_path} holds another bench, with another new" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "ranks", [("--tp", "1x2"), pytest.param(("--tp", "2", "--fsdp", "2", "--train"), marks=pytest.mark.slow)]
+)
+def test_a_checkpoint_that_is_split_otherwise(ranks: tuple[str, ...], tmp_path: Path) -> None:
+    """By FSDP2, too, or in the two blocks of a wiring. Its weights are those of stock, whose logits are checked."""
+    checkpoint = tmp_path / "mine"
+    LlamaForCausalLM(llama_config(tie_word_embeddings=True, num_hidden_layers=2)).save_pretrained(checkpoint)
+    wirings = ("--wirings", "partial-0.5; none", "--prompt", "8", "--new", "2", "--rounds", "3", "--eager")
+    results = bench(tmp_path / "out", checkpoint, *ranks, *wirings, "--device", "cpu")
+    assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "partial-0.5", "none"]
 
 
 @pytest.mark.slow

@@ -8,9 +8,12 @@ from torch import distributed
 from transformers import LlamaConfig
 
 from rewired.bench.communication import bytes_sent
-from rewired.bench.contenders import contenders
-from rewired.bench.models import SharedWeights, build, mesh_of
+from rewired.bench.contenders import STANDARD, Contender, contenders
+from rewired.bench.models import SharedWeights, build, mesh_of, meshes_of, shard
+from rewired.bench.request import BenchRequest
+from rewired.bench.runs import TrainingSteps
 from rewired.checkpoint.named_shapes import named_shapes
+from rewired.grid.size import TpSize
 from rewired.ranks import run_on_ranks
 
 TINY = named_shapes()["tiny"]  # 4 layers, hidden size 64, a vocabulary of 512
@@ -36,6 +39,28 @@ def test_bytes_of_a_prefill() -> None:
     assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
     # and where a rank holds two of four shards, a part of each
     assert [of_rank["of 4 shards"] for of_rank in counted] == [pytest.approx(embedding + 1.5 * packed + LOGITS)] * RANKS
+
+
+def test_bytes_of_a_training_step_under_fsdp2() -> None:
+    """Weights are gathered in forward and in backward, and gradients scattered; the head, and the norm before it, stay
+    whole between them."""
+    layer = 4 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64)  # of float32: queries to output, the MLP, norms
+    embedding, head = 4 * 512 * 64, 4 * (512 * 64 + 64)
+    gathered = 2 * (TINY.num_hidden_layers * layer + embedding) + head
+    scattered = TINY.num_hidden_layers * layer + embedding + head
+    assert run_on_ranks(bytes_of_a_step, RANKS) == [(gathered + scattered) * (RANKS - 1) / RANKS] * RANKS
+
+
+def bytes_of_a_step() -> float:
+    request, size = BenchRequest("tiny", (), trains=True, fsdp=RANKS, device="cpu"), TpSize(1)
+    _, fsdp_mesh = meshes_of(distributed.group.WORLD, request, size)
+    model = build(Contender(STANDARD, []), LlamaConfig(**TINY.config()), 1, None, size)
+    SharedWeights(torch.float32, torch.device("cpu")).fill(model)
+    model.requires_grad_()
+    assert fsdp_mesh is not None
+    shard(model, fsdp_mesh)
+    (step,) = TrainingSteps(torch.ones(1, TOKENS, dtype=torch.long)).passes(model).values()
+    return bytes_sent(step)
 
 
 @torch.no_grad()

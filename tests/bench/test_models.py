@@ -51,8 +51,7 @@ def test_every_wiring_computes_what_its_checkpoint_does(is_tied: bool, tmp_path:
 @torch.no_grad()
 def logits_of_a_bench(folder: Path) -> dict[str, Any]:
     config = LlamaConfig.from_pretrained(folder)
-    weights = SharedWeights(torch.float32, torch.device("cpu"))
-    weights.load(folder, config, TpSize(RANKS))
+    weights = SharedWeights(torch.float32, torch.device("cpu"), folder)
     mesh = mesh_of(distributed.group.WORLD, "cpu")
     logits = {}
     for contender in rivals(config):

@@ -46,21 +46,23 @@ def test_a_training_step_is_one_of_adamw_on_copies_of_the_weights() -> None:
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("tp", ["2", pytest.param("1x2", marks=pytest.mark.slow)])
-def test_a_step_of_shards_is_that_of_one_process(tp: str) -> None:
+@pytest.mark.parametrize(
+    ("tp", "is_tied"), [("2", True), *(pytest.param(tp, False, marks=pytest.mark.slow) for tp in ("1", "2", "1x2"))]
+)
+def test_a_step_of_shards_is_that_of_one_process(tp: str, is_tied: bool) -> None:
     """Of weights that FSDP2 shares out beside tensor parallelism."""
-    (expected,) = run_on_ranks(after_a_step, 1, "1", 1)
-    for found in run_on_ranks(after_a_step, 4, tp, 2):
+    (expected,) = run_on_ranks(after_a_step, 1, "1", 1, is_tied)
+    for found in run_on_ranks(after_a_step, 2 * TpSize.parse(tp), tp, 2, is_tied):
         assert found.keys() == expected.keys()
         for name, weight in expected.items():
             torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(weight), atol=2e-5, rtol=1e-4, msg=name)
 
 
-def after_a_step(tp: str, fsdp: int) -> dict[str, Any]:
+def after_a_step(tp: str, fsdp: int, is_tied: bool) -> dict[str, Any]:
     size = TpSize.parse(tp)
     request = BenchRequest("tiny", (), trains=True, fsdp=fsdp, device="cpu")
     mesh, fsdp_mesh = meshes_of(distributed.group.WORLD, request, size)
-    model = build(Contender(STANDARD, []), llama_config(), 1, mesh, size)
+    model = build(Contender(STANDARD, []), llama_config(tie_word_embeddings=is_tied), 1, mesh, size)
     SharedWeights(torch.float32, torch.device("cpu")).fill(model)
     model.requires_grad_()
     if fsdp_mesh is not None:

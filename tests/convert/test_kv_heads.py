@@ -15,6 +15,7 @@ from rewired.bench.request import BenchRequest
 from rewired.bench.run import _find
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.convert import RefitRequest, Request, convert
+from rewired.grid.size import TpSize
 from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.ranks import run_on_ranks
 from rewired.rotate.original import as_made
@@ -179,7 +180,7 @@ def test_a_broken_record_is_refused(dense: Path, tmp_path: Path) -> None:
 
 def test_a_405b_is_planned_and_benched_on_16_ranks() -> None:
     assert make_ranking(PlanRequest("llama-3.1-405b", gpus=16)).shape.num_key_value_heads == 16
-    model = _find(BenchRequest("llama-3.1-405b", ("ladder",))).for_ranks(16)
+    model = _find(BenchRequest("llama-3.1-405b", ("ladder",))).for_ranks(TpSize(16))
     assert model.shape.num_key_value_heads == model.config["num_key_value_heads"] == 16
 
 

@@ -229,8 +229,7 @@ def test_its_wirings_are_planned(dense: Path) -> None:
 def test_its_models_are_benched_on_one_set_of_weights(dense: Path) -> None:
     checkpoint = Checkpoint.open(dense)
     config = ToyConfig.from_dict({**checkpoint.config, "dtype": torch.float32})
-    weights = SharedWeights(torch.float32, torch.device("cpu"))
-    weights.load(dense, config, 1)
+    weights = SharedWeights(torch.float32, torch.device("cpu"), dense)
     found = {}
     for contender in contenders(["ladder"], checkpoint.shape, []):
         model = build(contender, config, 2, None)

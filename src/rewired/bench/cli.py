@@ -69,7 +69,7 @@ def _bench(
     ] = False,
     fsdp: Annotated[
         int,
-        typer.Option(metavar="N", help="With --train, FSDP2 over N times as many ranks, each on its own --batch."),
+        typer.Option(metavar="N", help="With --train, FSDP2 over N times as many ranks, each on --batch sequences."),
     ] = 1,
     link: Annotated[
         str | None,
@@ -145,7 +145,9 @@ def _ranks(tp: str | None, fsdp: int) -> tuple[TpSize, ...]:
     if fsdp < 1:
         raise ValueError(f"--fsdp is {fsdp}: it must be at least 1.")
     started = torchrun.world_size() if torchrun.is_joined() else None
-    left = 2 if started is None else started // fsdp
+    if started and started % fsdp:
+        raise ValueError(f"--fsdp {fsdp} does not divide the {started} ranks that torchrun has started.")
+    left = started // fsdp if started else 2
     sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(left)).split(",")))
     if started and {size * fsdp for size in sizes} != {started}:
         raise ValueError(

@@ -68,7 +68,7 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "allreduce_": lambda r: 2 * (r - 1) / r,
     "all_gather_into_tensor": lambda r: r - 1,
     "all_to_all_single": lambda r: (r - 1) / r,
-    "send": lambda r: 1,  # of which both are made without NCCL
+    "send": lambda r: 1,  # without NCCL, gathers and exchanges are made of it
     "_allgather_base_": lambda r: (r - 1) / r,  # FSDP2's, of what comes out
     "_reduce_scatter_base_": lambda r: r - 1,
 }
@@ -81,8 +81,8 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self.bytes += _FACTORS[name](_ranks(args)) * _nbytes(args[0]) if name in _FACTORS else 0
+        if func.namespace in ("c10d", "_c10d_functional") and name in _FACTORS:
+            self.bytes += _FACTORS[name](_ranks(args)) * _nbytes(args[0])
         if name == "wait_tensor":  # a payload's wait gathers; a mode does not see what an operation calls inside
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)

@@ -7,14 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from rewired.checkpoint.rewired_config import stock_config
-from rewired.checkpoint.shape import family_in
-from rewired.families import stock
-from rewired.grid.size import TpSize, check
+from rewired.grid.size import TpSize, blocks_of, check
 from rewired.progress import announce
 
 from .contenders import STANDARD, STOCK, Contender
-from .models import config_of
+from .models import config_of, family, sizes_of
 from .request import TRANSFORMERS, BenchRequest
 
 
@@ -25,26 +22,31 @@ def on_grid(
 
     Raises ValueError where the model does not fit, or the bench is one without grids.
     """
-    for flag, is_given in {
-        "--emulated": request.emulation,
-        f"--engine {request.engine}": request.engine != TRANSFORMERS,
-    }.items():
-        if is_given:
-            raise ValueError(
-                f"--tp {tp} is a grid of ranks that transformers runs: leave out {flag}, or give --tp {int(tp)}."
-            )
-    sizes = stock(family_in(config), "Config").from_dict(stock_config(config))
-    check(config_of(Contender(STANDARD, []), sizes, 1), tp)
+    if request.emulation is not None or request.engine != TRANSFORMERS:
+        flag = f"--engine {request.engine}" if request.emulation is None else "--emulated"
+        raise ValueError(
+            f"--tp {tp} is a grid of ranks that transformers runs: leave out {flag}, or give --tp {int(tp)}."
+        )
+    sizes = sizes_of(config)
+    check(config_of(Contender(STANDARD, []), sizes, 1), tp, name="--tp")
     return [rival for rival in rivals if _runs(rival, request, sizes, tp_shards, tp)]
 
 
 def _runs(rival: Contender, request: BenchRequest, sizes: PreTrainedConfig, tp_shards: int, tp: TpSize) -> bool:
     try:
         if rival.name == STOCK:
-            family_in(sizes.to_dict()).check_shards(sizes, int(tp), "--tp")
+            family(sizes).check_shards(sizes, int(tp), "--tp")
         else:
-            check(config_of(rival, sizes, tp_shards), tp, request.fsdp)
+            check(config_of(rival, sizes, tp_shards), tp, request.fsdp, "--tp")
     except ValueError as error:
         announce(f"bench: {rival.name} is left out: {error}")
         return False
     return True
+
+
+def copies_of_weights(rivals: Sequence[Contender], config: Mapping[str, Any], tp_shards: int, tp: TpSize) -> int:
+    """In how many ways they are split: on a grid, stock's, and one for each number of blocks."""
+    if tp.y == 1:
+        return 1
+    sizes = sizes_of(config)
+    return len({0 if rival.name == STOCK else blocks_of(config_of(rival, sizes, tp_shards)) for rival in rivals})

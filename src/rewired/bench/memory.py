@@ -15,19 +15,19 @@ from .request import VLLM, BenchRequest
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_memory(request: BenchRequest, shape: Shape, tp: TpSize, batch: int, contenders: int) -> None:
+def check_memory(request: BenchRequest, shape: Shape, tp: TpSize, batch: int, contenders: int, copies: int) -> None:
     """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory.
 
-    Contenders share both; but each engine of vLLM has its own, and beside a grid the stock model.
+    Contenders share both, but for so many `copies` of the weights that are split otherwise, and but for vLLM's engines.
     """
-    width, sets = _width(request), 1 if tp.y == 1 else 2
+    width = _width(request)
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill
     tokens = batch * (request.prompt + request.new)
-    needed = width * sets * (weight_bytes(shape, tp) + caches * cache_bytes(shape, tp.x, tokens))
-    if request.trains:  # a copy of the weights, gradients and two moments; logits and their gradient in float32
-        own = 1 if request.fsdp == 1 else contenders  # weights
-        states = width * sets * (4 + own) * weight_bytes(shape, tp) / request.fsdp
-        needed = states + 8 * batch * request.prompt * shape.vocab_size
+    needed = width * (copies * weight_bytes(shape, tp) + min(copies, 2) * caches * cache_bytes(shape, tp.x, tokens))
+    if request.trains:  # a copy, gradients and two moments; logits and their gradient in float32
+        own = contenders if request.fsdp > 1 else 0  # parts of weights
+        weights = copies + (4 * copies + own) / request.fsdp
+        needed = width * weights * weight_bytes(shape, tp) + 8 * batch * request.prompt * shape.vocab_size
     if request.engine == VLLM:
         needed = width * contenders * (weight_bytes(shape, tp) + cache_bytes(shape, tp, tokens))
     if request.device == "cuda":

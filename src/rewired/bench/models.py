@@ -1,13 +1,14 @@
 """The models of a bench: every wiring on one set of weights, each rank holding its part, as transformers shares it out.
 
 Models are built without weights, split by transformers' own rules, and then given tensors that all of them share. So
-eight wirings take the memory of one, and random weights of any shape are made on the ranks that hold them. On a grid,
-the stock model is split in one dimension, as transformers can do it, and holds its own parts of the same weights.
+eight wirings take the memory of one, and each rank makes one weight at a time and keeps its part. On a grid, the stock
+model is split in one dimension, as transformers can do it, and wirings in as many ways as they have blocks of channels.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,14 @@ from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.initialization import no_tie_weights
 
-from rewired.families import classes, family_of
-from rewired.grid.parallel import tp_plan, unfold
+from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.rewired_config import stock_config
+from rewired.checkpoint.shape import family_in
+from rewired.checkpoint.tensors import read_tensor
+from rewired.families import classes, stock
+from rewired.grid.meshes import grid_of, unfold
+from rewired.grid.parallel import tp_plan
 from rewired.grid.size import TpSize
-from rewired.loading import loading
 from rewired.model.family import Family
 from rewired.model.residual_stream import PeekGain
 from rewired.model.sharding import on_this_rank
@@ -37,25 +42,18 @@ STD = 0.02  # of random weights: any that keep activations finite will do
 
 
 class SharedWeights:
-    """This rank's part of the weights, made when they are first asked for: random, or a checkpoint's."""
+    """This rank's part of the weights, made when they are first asked for: random, or those of the checkpoint in
+    `folder`, but for gains, which are ones.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    Raises ValueError for a checkpoint whose weights are not whole, or are quantised.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, folder: Path | None = None) -> None:
         self.dtype, self.device = dtype, device
+        self.files = (
+            {name: folder / info.file for name, info in Checkpoint.open(folder).tensors().items()} if folder else {}
+        )
         self.tensors: dict[tuple[str, Any], torch.Tensor] = {}  # by name, and how they are split
-        self.are_random = True
-
-    def load(self, folder: Path, config: PreTrainedConfig, size: TpSize) -> None:
-        """Take those of the checkpoint in `folder`, of as many layers as `config` has; its gains stay what they are."""
-        self.are_random = False
-        plan = tp_plan(config, size)
-        distributed = DistributedConfig(tp_size=int(size), tp_plan=plan) if plan else None
-        with loading(f"{folder} cannot be loaded"):
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, use_safetensors=True, dtype=self.dtype, distributed_config=distributed
-            )
-        model = model.to(self.device)
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self.tensors[name, _placements(parameter)] = on_this_rank(parameter).detach()
 
     def fill(self, model: Any) -> None:
         """Give all parameters of `model`, which has none yet, their tensors."""
@@ -75,20 +73,25 @@ class SharedWeights:
             if isinstance(owner, PeekGain):
                 shape = on_this_rank(parameter).shape
                 return split_as(parameter, torch.ones(shape, dtype=self.dtype, device=self.device))
-            assert self.are_random, f"the checkpoint has {name}, split in this way"
             self.tensors[key] = self._made(parameter, name)
         return split_as(parameter, self.tensors[key])
 
     def _made(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
-        """Random, the same however it is split; but norms and biases, whose value takes no time, are ones."""
-        if parameter.dim() == 1:
-            return torch.ones(on_this_rank(parameter).shape, dtype=self.dtype, device=self.device)
-        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
-        whole = torch.empty(parameter.shape, dtype=self.dtype, device=self.device).normal_(0, STD, generator=generator)
-        if isinstance(parameter, DTensor):
-            split = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            return split.to_local().clone()
-        return whole
+        """This rank's part of the whole, which is the same however it is split."""
+        whole = self._whole(name, parameter.shape)
+        if not isinstance(parameter, DTensor):
+            return whole
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local().clone()
+
+    def _whole(self, name: str, shape: torch.Size) -> torch.Tensor:
+        if self.files:
+            tensor: torch.Tensor = read_tensor(self.files[name], name)
+            return tensor.to(self.device, self.dtype)
+        empty = torch.empty(shape, dtype=self.dtype, device=self.device)
+        if len(shape) == 1:  # norms, and biases, whose value takes no time
+            return empty.fill_(1)
+        return empty.normal_(0, STD, generator=torch.Generator(self.device).manual_seed(zlib.crc32(name.encode())))
 
 
 def build(
@@ -111,31 +114,37 @@ def config_of(contender: Contender, config: PreTrainedConfig, tp_shards: int) ->
     if contender.name == STOCK:
         return config
     wired = {**config.to_dict(), "wiring": contender.entries, "tp_shards": tp_shards}
-    rewired: PreTrainedConfig = classes(_family(config), "Config")(**wired)
+    rewired: PreTrainedConfig = classes(family(config), "Config")(**wired)
     return rewired
 
 
-def _family(config: PreTrainedConfig) -> Family:
-    family = family_of(config.model_type)
-    assert family is not None, "the checkpoint was opened"
-    return family
+def sizes_of(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """The stock model's config, of that of a shape or of a checkpoint, rewired or not."""
+    sizes: PreTrainedConfig = stock(family_in(config), "Config").from_dict(stock_config(config))
+    return sizes
+
+
+def family(config: PreTrainedConfig) -> Family:
+    return family_in(config.to_dict())
 
 
 def shard(model: Any, mesh: DeviceMesh) -> None:
     """Share the weights out over `mesh`, as transformers does it by FSDP2; contenders no longer have them in common."""
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach())  # FSDP2 takes no tied one, which is tied again
     plan = model._resolve_parallel_plans(DistributedConfig(fsdp_size=mesh.size()))[2]
     meshes: Any = SimpleNamespace(get_mesh=lambda names: mesh)
     apply_fully_sharded_data_parallelism(model, meshes, plan, {})
+    model.tie_weights()
 
 
 def meshes_of(group: Any, request: BenchRequest, tp: TpSize) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-    """Of tensor parallelism, and of FSDP2. What has equal groups has equal meshes; so groups are made once."""
+    """Of tensor parallelism, and of FSDP2. Their groups, and those of a grid, are made once for a group."""
     mesh, fsdp_mesh = mesh_of(group, request.device), None
     if request.fsdp > 1:
-        both = unfold(mesh, fsdp=request.fsdp, tp=int(tp))
-        fsdp_mesh, mesh = map(both.__getitem__, both.mesh_dim_names or ())
+        fsdp_mesh, mesh = unfold(mesh, fsdp=request.fsdp, tp=int(tp))
     if tp.y > 1:
-        unfold(mesh, y=tp.y, x=tp.x)
+        grid_of(mesh, tp.x, tp.y)
     return mesh if tp > 1 else None, fsdp_mesh
 
 

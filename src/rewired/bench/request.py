@@ -39,7 +39,7 @@ class BenchRequest:
     engine: str = TRANSFORMERS
     emulation: Emulation | None = None
     trains: bool = False  # steps of training are timed, and nothing else; `new` and `is_compiled` do not matter
-    fsdp: int = 1  # times as many ranks, which share out weights by FSDP2, each on its own sequences
+    fsdp: int = 1  # times as many ranks, which share out weights by FSDP2
 
     def __post_init__(self) -> None:
         for flag, value in {"--prompt": self.prompt, "--new": self.new, "--layers": self.layers}.items():

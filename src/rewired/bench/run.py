@@ -28,7 +28,7 @@ from rewired.vllm_start import vllm_version
 
 from . import torchrun, vllm_engine
 from .contenders import NONE, Contender, contenders
-from .grids import on_grid
+from .grids import copies_of_weights, on_grid
 from .links import TIMEOUT_SECONDS, check_link, prepared
 from .memory import check_memory
 from .request import VLLM, BenchRequest
@@ -38,7 +38,7 @@ from .transformers_engine import measure as in_transformers
 
 
 def bench(
-    request: BenchRequest, tp_sizes: Sequence[TpSize], batches: Sequence[int], out: Path, profiles: bool = False
+    request: BenchRequest, tp_sizes: Sequence[int], batches: Sequence[int], out: Path, profiles: bool = False
 ) -> dict[str, Any]:
     """Measure what is not measured yet in `out`, and return all that is, as results.json has it.
 
@@ -57,9 +57,10 @@ def bench(
         torchrun.join(request.device, TIMEOUT_SECONDS)
     model = _find(request)
     rivals = contenders(request.wirings, model.shape, model.own)
-    jobs = [_job(request, model.for_ranks(tp), rivals, tp) for tp in tp_sizes]
-    for tp in tp_sizes:
-        check_memory(request, model.for_ranks(tp).shape, tp, max(batches), len(rivals))
+    jobs = [_job(request, model.for_ranks(tp), rivals, tp) for tp in map(TpSize.of, tp_sizes)]
+    for job in jobs:
+        copies = copies_of_weights(job.contenders, job.config, job.tp_shards, job.tp)
+        check_memory(request, model.for_ranks(job.tp).shape, job.tp, max(batches), len(rivals), copies)
     if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
@@ -68,7 +69,7 @@ def bench(
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     for job in jobs:
         missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(job.tp, batch)])
-        profiled = min(batches) if profiles and job.tp is max(tp_sizes) else None
+        profiled = min(batches) if profiles and job is max(jobs, key=lambda each: int(each.tp)) else None
         if missing or profiled:
             _measure(replace(job, profiled=profiled), missing, measured)
             measured = CellFile(out, request, content)

@@ -14,9 +14,6 @@ import torch
 from torch import distributed
 from transformers.utils import logging
 
-from rewired.checkpoint.rewired_config import stock_config
-from rewired.checkpoint.shape import family_in
-from rewired.families import stock
 from rewired.grid.size import TpSize
 from rewired.progress import Progress
 
@@ -25,7 +22,7 @@ from .contenders import NONE, STANDARD, STOCK, Contender
 from .emulated import join
 from .links import groups as groups_of
 from .links import on_link
-from .models import SharedWeights, build, config_of, meshes_of, shard, silent_group
+from .models import SharedWeights, build, meshes_of, shard, silent_group, sizes_of
 from .request import BenchRequest
 from .results import Cell, CellFile
 from .runs import Steps, TrainingSteps
@@ -150,13 +147,10 @@ def _models(job: RankJob, groups: Groups) -> Models:
     request = job.request
     device = _device(request)
     dtype: torch.dtype = getattr(torch, request.dtype)
-    config = stock(family_in(job.config), "Config").from_dict({**stock_config(job.config), "dtype": dtype})
-    weights = SharedWeights(dtype, device)
+    config = sizes_of(job.config)
+    config.dtype = dtype
+    weights = SharedWeights(dtype, device, job.weights)
     entries = dict(job.contenders)
-    if job.weights is not None and (STOCK in entries or job.tp.y == 1):
-        weights.load(job.weights, config, TpSize(job.tp))
-    if job.weights is not None and job.tp.y > 1:
-        weights.load(job.weights, config_of(Contender(STANDARD, []), config, 1), job.tp)
     silent = silent_group() if NONE in entries else None
 
     @cache  # links may share a group, and then they share its models
@@ -197,5 +191,5 @@ def check_same(stock: torch.Tensor, standard: torch.Tensor, what: str, dtype: st
 def _quiet_ranks() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # of views, which nothing here writes to
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of views, which nothing writes to
     torch._dynamo.config.recompile_limit = 256  # the models share the code of their forward

@@ -20,16 +20,14 @@ import torch
 from torch import distributed
 from transformers import PreTrainedConfig
 
-from rewired.checkpoint.rewired_config import stock_config
 from rewired.checkpoint.shape import Shape, family_in
-from rewired.families import stock
 from rewired.progress import Progress
 from rewired.vllm_start import starting
 
 from .contenders import STANDARD, STOCK, Contender
 from .links import NCCL, SHARED_MEMORY
 from .memory import engine_cache
-from .models import STD, config_of
+from .models import STD, config_of, sizes_of
 from .results import Cell, CellFile
 from .runs import DECODE, PREFILL
 from .timing import interleaved
@@ -92,8 +90,7 @@ def _generate(engine: Any, prompts: Sequence[list[int]], new: int) -> dict[str, 
 
 
 def _engines(job: RankJob, batch: int, folder: Path) -> dict[str, Any]:
-    family = family_in(job.config)
-    config = stock(family, "Config").from_dict(stock_config(job.config))
+    config = sizes_of(job.config)
     config.max_position_embeddings = max(config.max_position_embeddings, job.request.prompt + job.request.new)
     engines = {}
     with Progress("bench: start engine", len(job.contenders)) as progress:

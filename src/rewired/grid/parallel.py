@@ -18,11 +18,11 @@ are taken behind the one, and gathered before the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -39,6 +39,7 @@ from rewired.model.sharding import OnShards, Shards, is_plain_linear, on_this_ra
 from rewired.model.tensor_parallel import shards_of_rank
 from rewired.model.wiring import Wiring
 
+from .meshes import axes, grid_of
 from .size import TpSize, blocks_of, check
 
 _Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
@@ -86,8 +87,8 @@ class GridParallel(TensorParallelLayer):
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
         blocks = blocks_of(base.config)
-        mesh = unfold(mesh, y=self.y, x=self.x)
-        y_mesh, x_mesh = map(mesh.__getitem__, mesh.mesh_dim_names or ())
+        mesh = grid_of(mesh, self.x, self.y)
+        y_mesh, x_mesh = axes(mesh)
         config, family = base.config, base.family
         shards = shards_of_rank(config, x_mesh)
         y = _Ranks(y_mesh.get_group().group_name, self.y)
@@ -110,15 +111,6 @@ class GridParallel(TensorParallelLayer):
         base.get_submodule(family.embedding).register_forward_hook(lambda *args: own(args[-1]))
         base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], whole))
         return base
-
-
-@cache
-def unfold(mesh: DeviceMesh, **sizes: int) -> DeviceMesh:
-    """The ranks of a mesh in several dimensions, named after its own. Groups talk as its does, and are made once."""
-    (own,) = mesh.mesh_dim_names or ("ranks",)
-    names = tuple(f"{own}_{name}" for name in sizes)
-    backend = distributed.get_backend(mesh.get_group())
-    return mesh._unflatten(0, tuple(sizes.values()), names, backend_override=dict.fromkeys(names, backend))
 
 
 class _Ranks(NamedTuple):

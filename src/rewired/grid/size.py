@@ -30,6 +30,11 @@ class TpSize(int):
             size.y = y
         return size
 
+    @classmethod
+    def of(cls, ranks: int) -> TpSize:
+        """A number of ranks as a size, which it may be already."""
+        return ranks if isinstance(ranks, cls) else cls(ranks)
+
     @property
     def x(self) -> int:
         return self // self.y
@@ -42,13 +47,14 @@ class TpSize(int):
         return str(self.written)
 
 
-def check(config: Any, size: TpSize, fsdp_size: int = 1) -> None:
-    """Raise ValueError, with the numbers that would do, if a model of this RewiredConfig does not fit the grid."""
+def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") -> None:
+    """Raise ValueError, with the numbers that would do, if a model of this RewiredConfig does not fit the grid, which
+    the user knows as `name`."""
     shared = math.gcd(*config.family.divisible(config).values(), *[config.tp_shards] * config.depends_on_shards)
     if shared % size.x:
         shards = f" and tp_shards {config.tp_shards}" if config.depends_on_shards else ""
         raise ValueError(
-            f"tp_size {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
+            f"{name} {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
             f"choose an X of {divisors_in_words(shared)}."
         )
     blocks, unit = blocks_of(config), GROUP if any(each.sections for each in config.resolved_wiring.modules) else 1
@@ -57,11 +63,11 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1) -> None:
         what = f"hidden_size {config.hidden_size}" + (f" in {blocks} blocks of {width}" if blocks > 1 else "")
         of = f" and groups of {unit}" if unit > 1 else ""
         fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
-        raise ValueError(f"tp_size {size} splits {what}{of} over Y = {size.y}: choose a Y of {fitting}.")
+        raise ValueError(f"{name} {size} splits {what}{of} over Y = {size.y}: choose a Y of {fitting}.")
     if blocks > 1 and fsdp_size > 1:  # of rows that Y takes from each block, FSDP2 cannot describe its own parts
         raise ValueError(
-            f"tp_size {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
-            f"fsdp_size {fsdp_size} cannot split these parts again: give tp_size {int(size)}, or dp_replicate_size."
+            f"{name} {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
+            f"FSDP2 cannot split these parts again: give {name} {int(size)}, or replicas in its place."
         )
 
 

@@ -59,7 +59,9 @@ def calibrated(machine: Machine, file: Path) -> Machine:
     runs = {(*row.key, row.wiring): row for row in rows}
     pairs = [(row, bound) for row in rows if row.wiring == STANDARD if (bound := runs.get((*row.key, NONE)))]
     if not pairs:
-        raise ValueError(f"{file} has no run of '{NONE}' beside one of '{STANDARD}': measure both with rewired bench.")
+        raise ValueError(
+            f"{file} has no run of '{NONE}' beside one of '{STANDARD}' without a grid: measure both with rewired bench."
+        )
     machine = _scale_compute(machine, [bound for _, bound in pairs])
     if not report.get("all_reduce"):
         machine = _scale_communication(machine, pairs)
