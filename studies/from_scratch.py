@@ -48,16 +48,14 @@ PAGE = """# Trained from scratch
 
     .venv/bin/python studies/from_scratch.py
 
-Llamas of 3.4 M parameters (6 layers, 192 channels, 4 shards) read 0.62 M tokens of the packaged mix once, from the same
-random weights in the same order. The loss is of held-out windows, in nats a token: that of standard, and how much more
-others have with the same seed; mean and standard deviation of {seeds} seeds. Masks send only some of what a shard adds.
-Papers: Wikitext perplexity of 1B and 3B (Ladder Residual, tables 3 and 5), validation loss of 130M (CAAT-Net, table 2;
-its p in brackets).
+Llamas of 3.4 M parameters (6 layers, 192 channels, 4 shards) read 0.62 M tokens of the packaged mix once, in the order of
+their seed. The loss is of held-out windows, in nats a token; mean and standard deviation of {seeds} seeds. Masks send only
+some of what a shard adds. The last column: Wikitext perplexity of 1B and 3B in Ladder Residual (tables 3 and 5), or validation loss of 130M in
+CAAT-Net (table 2), of its p in brackets where that is another.
 
 {table}
 
-**So little training shows how fast models begin to learn, not where they end.** Those whose modules wait for fewer
-others begin faster. The papers' order, after billions of tokens, is another.
+**So little training shows how fast models begin to learn, not where they end.** The papers' order is another.
 """
 WORDS, SHARDS, WINDOW, BATCH = 4096, 4, 256, 2  # in little time, many steps of few tokens teach most
 HELD_OUT = 48  # windows to judge on, of each file of the mix
@@ -233,7 +231,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         more = [losses[name, seed] - losses["standard", seed] * (name != "standard") for seed in seeds]
         if seeds:
             lines.append([name, _with_spread(more, "" if name == "standard" else "+"), papers])
-    table = markdown(["row", "loss, or more than standard", "papers"], lines)
+    table = markdown(["wiring or mask", "loss (standard), or difference from it", "papers"], lines)
     return PAGE.format(seeds=len({row["seed"] for row in rows}), table=table)
 
 
