@@ -49,9 +49,9 @@ PAGE = """# Trained from scratch
     .venv/bin/python studies/from_scratch.py
 
 Llamas of 3.4 M parameters (6 layers, 192 channels, 4 shards) read 0.62 M tokens of the packaged mix once, in the order
-of their seed. The loss is of held-out windows, in nats a token; mean and standard deviation of {seeds} seeds. Masks send
-only some of what a shard adds. The last column: Wikitext perplexity of 1B and 3B in Ladder Residual (tables 3 and 5), or
-validation loss of 130M in CAAT-Net (table 2), of its p in brackets where that is another.
+of their seed. The loss is of held-out windows, in nats a token; mean and standard deviation of {seeds} seeds. Masks
+send only some of what a shard adds. The last column: Wikitext perplexity of 1B and 3B in Ladder Residual (tables 3 and
+5), or validation loss of 130M in CAAT-Net (table 2), of its p in brackets where that is another.
 
 {table}
 

@@ -22,7 +22,7 @@ from tests.rewired.test_tensor_parallel_training import assert_same
 from tests.rewired.tiny import PAYLOADS, WIRINGS, rewired_config, tokens
 
 MEANT = ("standard", "ladder", "ladder-peek", "desync-2x", "partial", "mixed")
-BRIEFLY = ("ladder-peek", "2x2"), ("partial", "2x2")
+BRIEFLY = (("mixed", "2x2"),)
 
 
 @pytest.mark.parametrize(
