@@ -57,7 +57,7 @@ def test_vllm_s_own_llama_and_wirings_by_the_plugin(tp: str, tmp_path: Path) -> 
     for row in rows:
         assert row["link"] == "shared memory"
         assert row["prefill_seconds"] > row["decode_seconds"] > 0
-    assert "standard over vLLM's own model, prefill:" in (tmp_path / "out" / "report.md").read_text()
+    assert f"TP {tp}, batch 2, shared memory:" in (tmp_path / "out" / "report.md").read_text()
     assert not list(Path("/dev/shm").glob("rewired-*"))
 
 
