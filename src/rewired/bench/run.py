@@ -93,7 +93,7 @@ class _Model:
         """The model that `ranks` ranks share: KV heads of a shape alone are repeated, as a conversion would do it."""
         if self.folder:
             return self
-        shape = self.shape.for_shards(ranks)
+        shape = self.shape.for_shards(int(ranks))
         return replace(self, shape=shape, config=self.config | {"num_key_value_heads": shape.num_key_value_heads})
 
 

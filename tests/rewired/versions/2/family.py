@@ -141,7 +141,7 @@ class Family:
 
     def check_shards(self, config: Any, shards: Any, name: str = "tp_shards") -> None:
         """Raise ValueError naming the first size that `shards`, which the user knows as `name`, does not divide."""
-        if not _is_number(shards) or shards < 1:
+        if type(shards) is not int or shards < 1:
             raise ValueError(f"{name} is {shards!r}: it must be an integer of at least 1.")
         for size_name, size in self.divisible(config).items():
             if size % shards:
@@ -155,7 +155,7 @@ class Family:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         return (
             shards
-            if _is_number(shards) and shards > kv_heads and shards % kv_heads == heads % shards == 0
+            if type(shards) is int and shards > kv_heads and shards % kv_heads == heads % shards == 0
             else kv_heads
         )
 
@@ -170,10 +170,6 @@ class Family:
                 "logical shards, and every rank must hold as many; choose a tp_size that divides."
             )
         self.check_shards(config, ranks, "tp_size")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def divisors_in_words(number: int) -> str:
