@@ -1,6 +1,6 @@
 """Wirings trained from scratch: the validation loss of small Llamas, beside the papers' order of the same rows.
 
-    .venv/bin/python studies/from_scratch.py       # all that results/from-scratch lacks; 5 hours on one core, resumable
+    .venv/bin/python studies/from_scratch.py       # all that results/from-scratch lacks; 8 hours on one core, resumable
     .venv/bin/python studies/from_scratch.py 2 3   # these seeds alone, for another core
 
 All have the sizes of SIZES and read the same windows of the packaged mix once, in the order of their seed; its last

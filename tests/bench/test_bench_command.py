@@ -91,7 +91,7 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
     options = ("--wirings", "ladder; int8; none", "--tp", "1x2", *mode)
     done = run("bench", *SMALL, *options, "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "bench: int8 is left out: --tp 1x2 splits hidden_size 64 and groups of 64 over Y = 2" in done.stderr
+    assert "bench: int8 is left out: --tp 1x2 splits hidden_size 64, in groups of 64 over Y = 2" in done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     wirings = ["stock", "standard", "ladder", "none"]
     assert [(row["tp"], row["wiring"]) for row in results["rows"]] == [("1x2", wiring) for wiring in wirings]

@@ -141,12 +141,12 @@ def refusal(folder: Path) -> str:
             "2x5",
             "hidden_size 48 over Y = 5: choose a Y of 1, 2, 3, 4, 6,",
         ),
-        ("partial", {}, "1x8", "hidden_size 32 in 8 blocks of 4 over Y = 8: choose a Y of 1, 2 or 4."),
+        ("partial", {}, "1x8", "hidden_size 32, in 8 blocks of 4 over Y = 8: choose a Y of 1, 2 or 4."),
         (
             "standard-int8",
             {"hidden_size": 192, "head_dim": 8},
             "1x2",
-            "hidden_size 192 in 3 blocks of 64 and groups of 64 over Y = 2: choose a Y of 1.",
+            "hidden_size 192, in 3 blocks of 64, in groups of 64 over Y = 2: choose a Y of 1.",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_grid_that_the_model_does_not_fit_is_refused_before_it_is_loaded(
 
 def test_a_wiring_of_some_channels_is_not_split_by_fsdp2_too(keys: dict[str, Any], tmp_path: Path) -> None:
     keys |= {"wiring": PARTIAL, "tp_size": "2x2", "fsdp_size": 2}
-    sentence = "FSDP2 cannot split these parts again: give tp_size 4, or replicas in its place"
+    sentence = "FSDP2 cannot split these parts again: give tp_size 4, or replicas instead of FSDP2"
     with pytest.raises(ValueError, match=sentence):
         outline([read(write_recipe(tmp_path / "r.yaml", **keys), [])[0].recipe])
 

@@ -151,8 +151,7 @@ def _ranks(tp: str | None, fsdp: int) -> tuple[TpSize, ...]:
     sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(left)).split(",")))
     if started and {size * fsdp for size in sizes} != {started}:
         raise ValueError(
-            f"--tp {tp or left} with --fsdp {fsdp} is not {started} ranks, as torchrun has started: leave --tp out, or "
-            "let their product be that."
+            f"--tp {tp} and --fsdp {fsdp} do not make the {started} ranks that torchrun has started: leave --tp out."
         )
     return sizes
 

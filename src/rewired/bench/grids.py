@@ -45,7 +45,7 @@ def _runs(rival: Contender, request: BenchRequest, sizes: PreTrainedConfig, tp_s
 
 
 def copies_of_weights(rivals: Sequence[Contender], config: Mapping[str, Any], tp_shards: int, tp: TpSize) -> int:
-    """In how many ways they are split: on a grid, stock's, and one for each number of blocks."""
+    """In how many ways weights are split: on a grid, as stock's, and by each number of blocks."""
     if tp.y == 1:
         return 1
     sizes = sizes_of(config)

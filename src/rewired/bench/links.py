@@ -71,7 +71,7 @@ def prepared(request: BenchRequest, ranks: int) -> Iterator[Callable[[int], None
 
 
 def groups(request: BenchRequest, tp: TpSize) -> dict[str, Any]:
-    """A process group of all ranks for each link; called on the ranks. Those of meshes are made with them."""
+    """A process group of all ranks for each link, with those of its meshes; called on the ranks."""
     world = distributed.group.WORLD
     if isinstance(world, EmulatedGroup):
         return dict.fromkeys(world.scales, world)

@@ -18,7 +18,8 @@ _MEMINFO = Path("/proc/meminfo")
 def check_memory(request: BenchRequest, shape: Shape, tp: TpSize, batch: int, contenders: int, copies: int) -> None:
     """Raise ValueError where weights and caches of `tp` ranks do not fit. A CPU's ranks share its memory.
 
-    Contenders share both, but for so many `copies` of the weights that are split otherwise, and but for vLLM's engines.
+    Contenders share both, where their weights are split alike; there are so many `copies` of weights as there are ways
+    to split them. Each engine of vLLM has its own.
     """
     width = _width(request)
     caches = 3 if request.is_compiled else 2  # dynamic and static ones that stay, and that of a prefill

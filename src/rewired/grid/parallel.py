@@ -211,7 +211,7 @@ def _write(project: Callable[[torch.Tensor], torch.Tensor], y: _Ranks, hidden_st
 def _write_overlapped(
     projection: nn.Linear, shards: Shards, gives_partials: bool, y: _Ranks, hidden_states: torch.Tensor
 ) -> torch.Tensor:
-    """The same; the sum of what is read's gradient is under way while the weight's gradient is computed."""
+    """The same, where the gradient of `hidden_states` is summed over Y while the weight's is computed."""
     shards = shards if gives_partials else shards.as_one()
     weight, bias = on_this_rank(projection.weight), on_this_rank(projection.bias)
     parts: torch.Tensor = _Product.apply(hidden_states, weight, shards.held, y.group)

@@ -60,22 +60,22 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") 
     blocks, unit = blocks_of(config), GROUP if any(each.sections for each in config.resolved_wiring.modules) else 1
     width = config.hidden_size // blocks
     if width % (size.y * unit):
-        what = f"hidden_size {config.hidden_size}" + (f" in {blocks} blocks of {width}" if blocks > 1 else "")
-        of = f" and groups of {unit}" if unit > 1 else ""
+        parts = [f"{blocks} blocks of {width}"] * (blocks > 1) + [f"groups of {unit}"] * (unit > 1)
+        what = ", in ".join([f"hidden_size {config.hidden_size}", *parts])
         fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
-        raise ValueError(f"{name} {size} splits {what}{of} over Y = {size.y}: choose a Y of {fitting}.")
+        raise ValueError(f"{name} {size} splits {what} over Y = {size.y}: choose a Y of {fitting}.")
     if blocks > 1 and fsdp_size > 1:  # of rows that Y takes from each block, FSDP2 cannot describe its own parts
         raise ValueError(
             f"{name} {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
-            f"FSDP2 cannot split these parts again: give {name} {int(size)}, or replicas in its place."
+            f"FSDP2 cannot split these parts again: give {name} {int(size)}, or replicas instead of FSDP2."
         )
 
 
 def blocks_of(config: Any) -> int:
-    """Into how many equal blocks of channels what the wiring does to some of them falls. Y splits each block.
+    """How many equal blocks of channels there are, so that the wiring treats all channels of a block alike.
 
-    So every rank holds its part of the channels that are reduced, and of those that stay local; of a payload's
-    sections, and of the groups in each that one shard adds up, and keeps what rounding leaves of their sum.
+    Y splits each block. So every rank holds its part of the channels that are reduced, and of those that stay local; of
+    each of a payload's sections; and of the groups that one shard adds up, which keeps what rounding leaves of the sum.
     """
     ends = {0}
     for module in config.resolved_wiring.modules:
