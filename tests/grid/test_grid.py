@@ -16,7 +16,7 @@ from transformers.distributed import DistributedConfig
 from rewired.grid.parallel import tp_plan
 from rewired.grid.size import TpSize
 from rewired.ranks import run_on_ranks
-from tests.rewired.sharded import gradients, load, saved
+from tests.rewired.sharded import gradients, load, saved, whole
 from tests.rewired.test_against_reference import assert_close
 from tests.rewired.test_tensor_parallel_training import assert_same
 from tests.rewired.tiny import PAYLOADS, WIRINGS, rewired_config, tokens
@@ -56,6 +56,18 @@ def test_payloads_are_those_of_one_process(payload: str, width: int, tmp_path: P
     for found in run_on_ranks(logits_on, 4, folder, "2x2"):
         is_same = abs(found - expected).max(-1) < 1e-6 * abs(expected).max()  # [B, T]
         assert is_same.mean() > 0.7
+
+
+def test_replicas_hold_the_same_blocks_of_channels(tmp_path: Path) -> None:
+    folder = saved([{"layers": "0-1", "preset": "partial", "shared_fraction": 0.5}], tmp_path, num_hidden_layers=1)
+    expected = load(folder)
+    for weights in run_on_ranks(weights_of_a_replica, 4, folder):
+        assert_same(weights, {name: whole(weight).numpy() for name, weight in expected.named_parameters()})
+
+
+def weights_of_a_replica(folder: Path) -> dict[str, Any]:
+    model = load_on(folder, "1x2", dp_replicate_size=2)
+    return {name: whole(weight).numpy() for name, weight in model.named_parameters()}
 
 
 def logits_on(folder: Path, grid: str) -> Any:

@@ -45,11 +45,14 @@ def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
         ({}, {}, "1x4"),
         ({}, {"fsdp_size": 2}, "4"),
         ({}, {"dp_replicate_size": 2}, "4x1"),
-        ({"wiring": PARTIAL}, {}, "1x4"),
+        ({"wiring": PARTIAL}, {"dp_replicate_size": 2}, "1x4"),
         (LORA, {}, "4"),
         (LORA, {"fsdp_size": 2}, "1x4"),
     ],
-    ids=["2x2", "2x2 and FSDP2", "2x2 and replicas", "partial on 2x2", "adapters on 2x2", "adapters on 2x2 and FSDP2"],
+    ids=[
+        *("2x2", "2x2 and FSDP2", "2x2 and replicas", "partial on 2x2 and replicas"),
+        *("adapters on 2x2", "adapters on 2x2 and FSDP2"),
+    ],
 )
 def test_it_learns_what_one_process_does_and_goes_on_elsewhere(
     trained: dict[str, Any], split: dict[str, int], later: str, keys: dict[str, Any], tmp_path: Path

@@ -26,6 +26,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import linear
 from torch.nn.utils.stateless import _reparametrize_module
@@ -139,8 +140,22 @@ def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh, blocks: int)
         over_y, over_x = placements[kind]
         if isinstance(over_y, Shard) and blocks > 1:
             over_y = _StridedShard(over_y.dim, split_factor=blocks)
-        own = distribute_tensor(parameter, mesh, (over_y, over_x), src_data_rank=None)
-        setattr(module.get_submodule(path), attribute, nn.Parameter(own, requires_grad=parameter.requires_grad))
+        split = distribute_tensor(parameter, mesh, (over_y, over_x), src_data_rank=None)
+        own = nn.Parameter(split, requires_grad=parameter.requires_grad)
+        if blocks > 1:
+            own._spec = _InBlocks(mesh, split.placements, split._spec.tensor_meta)  # type: ignore[attr-defined]
+        setattr(module.get_submodule(path), attribute, own)
+
+
+class _InBlocks(DTensorSpec):
+    """Hides from FSDP2, which keeps replicas, that a weight is split already.
+
+    It would note that its one rank splits these parts again, which no one reads rightly beside parts of blocks.
+    """
+
+    @property
+    def num_shards_map(self) -> list[int]:
+        return [1] * self.ndim
 
 
 def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str | None], *args: Any, **kwargs: Any) -> Any:

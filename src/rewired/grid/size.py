@@ -64,7 +64,8 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") 
         what = ", in ".join([f"hidden_size {config.hidden_size}", *parts])
         fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
         raise ValueError(f"{name} {size} splits {what} over Y = {size.y}: choose a Y of {fitting}.")
-    if blocks > 1 and fsdp_size > 1:  # of rows that Y takes from each block, FSDP2 cannot describe its own parts
+    # torch 2.13 gathers no DTensor of which Y holds parts of blocks, and FSDP2 a part of what X holds
+    if blocks > 1 and fsdp_size > 1:
         raise ValueError(
             f"{name} {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
             f"FSDP2 cannot split these parts again: give {name} {int(size)}, or replicas instead of FSDP2."
