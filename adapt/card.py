@@ -12,6 +12,14 @@ from rewired import quantities
 from rewired.convert.card import card_of_trained
 
 _DIGITS = 4
+_MEANINGS = {
+    "loss": "Losses are means a token.",
+    "ce": "`ce` is the cross-entropy, in nats.",
+    "kd": "`kd` is the divergence from the original, in nats.",
+    "hidden": "`hidden` is the squared error relative to the original's square.",
+    "held_out_kl": "`held_out_kl` is KL(original || this) on rows that this training left out.",
+    "held_out_perplexity": "`held_out_perplexity` is on rows that this training left out.",
+}
 _HEADING, _EARLIER = "\n## Training\n", "\n## Earlier training\n"
 
 
@@ -34,6 +42,7 @@ def card(
     if earlier is not None and earlier != start:
         _, trainings = _read(earlier)
     trainings = trainings.replace(_LOGGED, "").replace(_HEADING, _EARLIER)  # the file is the last training's
+    rows = _rows(history)
     return _TRAINING.format(
         before=(card_of_trained(before, final.parent.name, final, original) + trainings).rstrip(),
         logged=_LOGGED,
@@ -44,7 +53,8 @@ def card(
         else "",
         recipe=yaml.safe_dump(dict(given), sort_keys=False).strip(),
         notes="\n".join(f"- {note}" for note in notes),
-        rows="\n".join(_rows(history)),
+        rows="\n".join(rows.values()),
+        meanings=" ".join(_MEANINGS[name] for name in rows),
     )
 
 
@@ -56,14 +66,14 @@ def _read(folder: Path) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _rows(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table's rows: the first and the last value of each curve."""
-    rows = []
-    for name in ("loss", "ce", "kd", "hidden", "held_out_kl", "held_out_perplexity"):
+def _rows(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A table's rows by the name of the curve: its first and its last value."""
+    rows = {}
+    for name in _MEANINGS:
         curve = [(entry["step"], entry[name]) for entry in history if name in entry]
         if curve:
             (first, start), (last, end) = curve[0], curve[-1]
-            rows.append(f"| {name} | {start:.{_DIGITS}g} (step {first}) | {end:.{_DIGITS}g} (step {last}) |")
+            rows[name] = f"| {name} | {start:.{_DIGITS}g} (step {first}) | {end:.{_DIGITS}g} (step {last}) |"
     return rows
 
 
@@ -72,12 +82,13 @@ _TRAINING = """{before}
 
 ## Training
 
-{steps}, {tokens}{earlier}. Losses are means a token, `ce` and `kd` in nats, `hidden` the squared error
-relative to the original's square; `held_out_kl` is KL(original || this) on rows that this training left out.{logged}
+{steps}, {tokens}{earlier}.{logged}
 
 | | first | last |
 |---|---|---|
 {rows}
+
+{meanings}
 
 {notes}
 

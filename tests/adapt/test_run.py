@@ -39,6 +39,7 @@ def test_a_distilled_model_is_nearer_to_the_original(keys: dict[str, Any], dense
     assert (
         "## Training" in card and "kd_weight: 1.0" in card and "the weights were trained since: see Training." in card
     )
+    assert "`kd` is the divergence from the original, in nats. `held_out_kl` is KL(original || this)" in card
     check_names(card)
 
 

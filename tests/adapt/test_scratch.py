@@ -55,6 +55,7 @@ def test_a_model_learns_from_nothing(keys: dict[str, Any], dense: Path, tmp_path
     assert notes_on_making(config)[0] == "Trained from scratch: its first weights were random."
     card = (final / "README.md").read_text()
     assert card.count("# out\n") == 1 and "Trained from scratch" in card and "init: scratch" in card
+    assert "Losses are means a token." in card and "`kd`" not in card and "KL(original" not in card
     assert load_tokenizer(final).chat_template == load_tokenizer(dense).chat_template
 
 
