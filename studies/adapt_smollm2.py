@@ -51,6 +51,10 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "15-30": {"refit + distillation, three times as long": {"max_steps": 900}},
     "0-30": {"refit + distillation, half of it plain texts, three times as long": AND_TEXTS | {"max_steps": 900}},
 }
+STAGED: list[Run] = [
+    ("ladder@15-30, refit + distillation, in three stages", "ladder@15-30", {"recipe": "ladder-progressive"}),
+    ("partial-1@15-30, raised from 0.5 in three stages", "partial-1@15-30", {"recipe": "partial-raised"}),
+]
 
 
 def main() -> None:
@@ -85,7 +89,7 @@ def runs() -> list[Run]:
         every += _of(f"ladder@{layers}", TRAININGS | MORE[layers]) + _of(f"ladder+peek@{layers}", WITH_REFIT)
     for name in ("desync-2x", "desync-4x", "partial-0.5"):
         every += _of(f"{name}@15-30", WITH_REFIT)
-    return [*every, ("dense, SFT", "standard", SFT)]
+    return [*every, ("dense, SFT", "standard", SFT), *STAGED]
 
 
 def _of(wiring: str, trainings: Mapping[str, dict[str, Any] | None]) -> list[Run]:
@@ -104,7 +108,11 @@ def _made(name: str, wiring: str, training: dict[str, Any] | None, scratch: Path
     folder = MADE / re.sub(r"[^\w.-]+", "-", name)
     keys = {"wiring": wiring, "datasets": ROWS, "output_dir": str(folder), "bf16": True} | training
     keys["datasets"] = [entry | {"path": str(REPO / entry["path"])} for entry in keys["datasets"]]
-    return adapt(read(RECIPE, as_flags(keys)), resume=True)
+    recipe = RECIPE
+    if "recipe" in keys:
+        recipe = RECIPE.with_name(f"smollm2-135m-{keys.pop('recipe')}.yaml")
+        del keys["wiring"]  # its stages have their own
+    return adapt(read(recipe, as_flags(keys)), resume=True)
 
 
 def as_flags(keys: Mapping[str, Any]) -> list[str]:

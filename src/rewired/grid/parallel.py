@@ -17,7 +17,7 @@ are taken behind the one, and gathered before the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -25,16 +25,13 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import linear
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 from rewired.model.collectives import sum_gradients
 from rewired.model.configuration import RewiredConfig
-from rewired.model.family import Module
 from rewired.model.reductions import Reduction, finish
 from rewired.model.sharding import OnShards, Shards, is_plain_linear, on_this_rank, summed
 from rewired.model.tensor_parallel import shards_of_rank
@@ -42,22 +39,7 @@ from rewired.model.wiring import Wiring
 
 from .meshes import axes, grid_of
 from .size import TpSize, blocks_of, check
-
-_Split = dict[str, tuple[Placement, Placement]]  # how each parameter of a module is split, over Y and over X
-_READER: _Split = {
-    "weight": (Shard(1), Shard(0)),
-    "bias": (Replicate(), Shard(0)),
-    "lora_A": (Shard(1), Replicate()),
-    "lora_B": (Replicate(), Shard(0)),
-}
-_WRITER: _Split = {
-    "weight": (Shard(0), Shard(1)),
-    "bias": (Shard(0), Replicate()),
-    "lora_A": (Replicate(), Shard(1)),
-    "lora_B": (Shard(0), Replicate()),
-}
-_NORM: _Split = {"weight": (Shard(0), Replicate())}
-_GAIN: _Split = {"weight": (Shard(1), Shard(0))}
+from .weights import NORM, parts, split
 
 
 def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | Literal["auto"] | None:
@@ -104,10 +86,10 @@ class GridParallel(TensorParallelLayer):
                 projections = {each.name: stock.get_submodule(each.name) for each in names.linears}
                 stock.forward = partial(_run_module, stock, projections, stock.forward, y)
                 norm.forward = partial(_normalise, norm, y)
-                for module, placements in _parts(layer, names):
-                    _split(module, placements, mesh, blocks)
+                for module, placements in parts(layer, names):
+                    split(module, placements, mesh, blocks)
         base.last_norm.forward = partial(_normalise, base.last_norm, y)
-        _split(base.last_norm, _NORM, mesh, blocks)
+        split(base.last_norm, NORM, mesh, blocks)
         own, whole = partial(_own_channels, blocks, y_mesh), partial(_whole_channels, blocks, y_mesh)
         base.get_submodule(family.embedding).register_forward_hook(lambda *args: own(args[-1]))
         base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], whole))
@@ -119,43 +101,6 @@ class _Ranks(NamedTuple):
 
     group: str
     number: int
-
-
-def _parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, _Split]]:
-    """The modules of a layer whose parameters are split, and how. What is inside an attention, ranks hold whole."""
-    stock = layer.get_submodule(names.path)
-    yield layer.get_submodule(names.norm), _NORM
-    yield stock.get_submodule(names.writer.name), _WRITER
-    for reader in names.readers:
-        yield stock.get_submodule(reader.name), _READER
-    if (gain := getattr(layer, names.gain)) is not None:
-        yield gain, _GAIN
-
-
-def _split(module: nn.Module, placements: _Split, mesh: DeviceMesh, blocks: int) -> None:
-    """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'."""
-    for name, parameter in list(module.named_parameters()):
-        path, _, attribute = name.rpartition(".")
-        kind = path.split(".")[0] if path.startswith("lora_") else attribute
-        over_y, over_x = placements[kind]
-        if isinstance(over_y, Shard) and blocks > 1:
-            over_y = _StridedShard(over_y.dim, split_factor=blocks)
-        split = distribute_tensor(parameter, mesh, (over_y, over_x), src_data_rank=None)
-        own = nn.Parameter(split, requires_grad=parameter.requires_grad)
-        if blocks > 1:
-            own._spec = _InBlocks(mesh, split.placements, split._spec.tensor_meta)  # type: ignore[attr-defined]
-        setattr(module.get_submodule(path), attribute, own)
-
-
-class _InBlocks(DTensorSpec):
-    """Hides from FSDP2, which keeps replicas, that a weight is split already.
-
-    It would note that its one rank splits these parts again, which no one reads rightly beside parts of blocks.
-    """
-
-    @property
-    def num_shards_map(self) -> list[int]:
-        return [1] * self.ndim
 
 
 def _run_layer(layer: Any, run: Callable[..., Any], groups: Sequence[str | None], *args: Any, **kwargs: Any) -> Any:
