@@ -100,20 +100,27 @@ def draw(model: nn.Module) -> None:
 def merged(model: Any, start: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a model that began as the checkpoint in `start`, whole, its adapters added to the weights.
 
-    What is frozen comes from the files: in memory it may have fewer bits. All ranks have to take all tensors.
+    What is frozen comes from the files: in memory it may have fewer bits. Gains are in none that `convert` wrote. All
+    ranks have to take all tensors.
     """
-    for name, info in Checkpoint.open(start).tensors().items():
+    files = Checkpoint.open(start).tensors()
+    for name, info in files.items():
         path, _, attribute = name.rpartition(".")
         module: Any = model.get_submodule(path)
         value = read_tensor(start / info.file, name)
         if isinstance(module, LoraLayer):
             if attribute == "weight":
                 value = value.float() + _added(module).cpu()
-        else:
-            trained = module.modules_to_save[_ADAPTER] if isinstance(module, ModulesToSaveWrapper) else module
-            if trained.get_parameter(attribute).requires_grad:
-                value = whole(trained.get_parameter(attribute).detach())
+        elif (trained := _trained(module).get_parameter(attribute)).requires_grad:
+            value = whole(trained.detach())
         yield name, value
+    for name in (f"{path}.weight" for path in norms_and_gains(model)):
+        if name not in files:
+            yield name, whole(_trained(model.get_submodule(name.removesuffix(".weight"))).weight.detach())
+
+
+def _trained(module: Any) -> Any:
+    return module.modules_to_save[_ADAPTER] if isinstance(module, ModulesToSaveWrapper) else module
 
 
 def _added(layer: Any) -> torch.Tensor:

@@ -160,6 +160,15 @@ def test_lora_is_merged(keys: dict[str, Any], dense: Path, tmp_path: Path) -> No
     assert len(norms) == 4 and len(changed - norms) == 14 and all("proj" in name for name in changed - norms)
 
 
+def test_gains_that_learn_beside_adapters_are_saved(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys |= {"train": "lora", "lora_r": 2, "learning_rate": 1e-2, "wiring": "ladder+peek@2-4"}
+    made = train(tmp_path / "r.yaml", **keys)
+    gains = [tensor for name, tensor in weights(made).items() if name.endswith("_gain.weight")]
+    assert len(gains) == 4 and all((gain != 1).any() for gain in gains)
+    model: Any = AutoModelForCausalLM.from_pretrained(made)
+    assert (model.model.layers[3].input_gain.weight != 1).any()
+
+
 def test_sft_of_a_packed_dense_control(keys: dict[str, Any], tmp_path: Path) -> None:
     changes = {"wiring": [{"layers": "0-", "preset": "standard"}], "train": "all", "kd_weight": 0.0, "ce_weight": 1.0}
     made = train(tmp_path / "r.yaml", **keys | changes | {"packing": True, "max_steps": 20, "save_steps": 20})
