@@ -47,6 +47,11 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
         raise ValueError("save_strategy is 'best', and there is no evaluation loss: give steps, epoch or no.")
     if config.activation_offloading and not torch.cuda.is_available():
         raise ValueError("activation_offloading needs a GPU, and there is none: leave it out.")
+    if config.neftune_noise_alpha and recipe.grid.y > 1:
+        raise ValueError(
+            f"neftune_noise_alpha adds noise to whole embeddings, and tp_size {recipe.grid} splits them: give tp_size "
+            f"{int(recipe.grid)}, or leave the noise out."
+        )
     _check_mappings(config)
     _check_optimizer(config)
     if recipe.distills:

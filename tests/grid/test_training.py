@@ -45,7 +45,7 @@ def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
         ({}, {}, "1x4"),
         ({}, {"fsdp_size": 2}, "4"),
         ({}, {"dp_replicate_size": 2}, "4x1"),
-        ({"wiring": PARTIAL}, {"dp_replicate_size": 2}, "1x4"),
+        ({"wiring": PARTIAL, "train": "rewired"}, {"dp_replicate_size": 2}, "1x4"),
         (LORA, {}, "4"),
         (LORA, {"fsdp_size": 2}, "1x4"),
     ],
@@ -74,12 +74,28 @@ def test_it_learns_what_one_process_does_and_goes_on_elsewhere(
     assert "2x2" not in config and "grid" not in config
 
 
-def train_and_go_on(recipe: Path, folders: tuple[Path, Path], later: str) -> None:
-    """On a grid; and cut off in the middle, on another."""
+def test_a_teacher_reads_the_channels_that_its_student_has_split(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The stream before the first rewired layer, in the student's blocks of channels."""
+    keys |= {"wiring": PARTIAL, "train": "rewired", "max_steps": 2, "eval_steps": None, "logging_steps": 1}
+    expected = train(tmp_path / "alone.yaml", **keys)
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | {"tp_size": "1x2", "output_dir": str(tmp_path / "shared")})
+    run_on_ranks(train_on_cpus, 2, recipe)
+    for name in ("kd", "hidden"):
+        assert logged(tmp_path / "shared" / "final", name) == pytest.approx(logged(expected, name), rel=2e-4) != [], (
+            name
+        )
+
+
+def train_on_cpus(recipe: Path) -> None:
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")  # accelerate asks for them, though nobody listens there
     on_cpus.allow()
-    whole, cut = folders
     adapt(read(recipe, []))
+
+
+def train_and_go_on(recipe: Path, folders: tuple[Path, Path], later: str) -> None:
+    """On a grid; and cut off in the middle, on another."""
+    train_on_cpus(recipe)
+    whole, cut = folders
     if distributed.get_rank() == 0:
         shutil.copytree(whole, cut)
         for lost in ("final", f"checkpoint-{STEPS}"):
@@ -96,6 +112,10 @@ def train_and_go_on(recipe: Path, folders: tuple[Path, Path], later: str) -> Non
         (
             {"tp_size": "2x2", "train": "lora", "load_in_4bit": True},
             "tp_size 2x2 is a grid, which splits no weights in 4 bits: give tp_size 4, or leave load_in_4bit out",
+        ),
+        (
+            {"tp_size": "2x2", "kd_weight": 0.0, "neftune_noise_alpha": 5.0},
+            "tp_size 2x2 splits them: give tp_size 4, or leave the noise out",
         ),
     ],
 )

@@ -56,21 +56,24 @@ def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | L
             f"tp_size {size.x}."
         )
     check(config, size, fsdp_size)
-    style, base = f"grid_{size}", config.family.base
-    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y))  # type: ignore[arg-type]
+    blocks, base = blocks_of(config), config.family.base
+    style = f"grid_{size}_of_{blocks}"
+    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y, blocks))  # type: ignore[arg-type]
     layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan or ()}  # the base splits them
     return {base: style, **layers}
 
 
 class GridParallel(TensorParallelLayer):
-    """Splits a model without its head. It is transformers' style for the base, and does its layers' part, too."""
+    """Splits a model without its head. It is transformers' style for the base, and does its layers' part, too.
 
-    def __init__(self, x: int, y: int) -> None:
-        self.x, self.y = x, y
+    Y takes its part from each of so many blocks of channels: a teacher reads channels that its student has split.
+    """
+
+    def __init__(self, x: int, y: int, blocks: int) -> None:
+        self.x, self.y, self.blocks = x, y, blocks
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
-        blocks = blocks_of(base.config)
-        mesh = grid_of(mesh, self.x, self.y)
+        blocks, mesh = self.blocks, grid_of(mesh, self.x, self.y)
         y_mesh, x_mesh = axes(mesh)
         config, family = base.config, base.family
         shards = shards_of_rank(config, x_mesh)
