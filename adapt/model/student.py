@@ -49,7 +49,7 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
     if model.config.tie_word_embeddings:
-        if recipe.is_sharded and recipe.tp_size == 1:
+        if recipe.is_sharded and (recipe.tp_size == 1 or recipe.fsdp_size > 1):
             tie(model)
         elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
             model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]

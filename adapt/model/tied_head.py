@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from .lora import whole
+
 
 def tie(model: Any) -> None:
     """Make the head of a sharded `model` use the embedding's weight in every step."""
@@ -16,7 +18,7 @@ def tie(model: Any) -> None:
 
 
 class TiedHead(nn.Module):
-    """A head that reads the embedding's weight, which FSDP2 gathers anew for each step."""
+    """A head that reads the embedding's weight, which FSDP2 gathers anew for each step, whole."""
 
     bias = None
 
@@ -30,7 +32,7 @@ class TiedHead(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """From [..., H] to [..., V]."""
-        return linear(hidden_states, self.weight)
+        return linear(hidden_states, whole(self.weight))
 
 
 def _with_head(model: Any, tensors: dict[str, Any], *_: Any) -> None:
