@@ -163,7 +163,7 @@ def _request(recipe: Recipe, checkpoint: Checkpoint) -> Request:
     wiring are not even if the recipe says so: it may be the one that made them.
     """
     text, config = recipe.refit_text, checkpoint.config
-    if recipe.refit is None and config.keys() & {RECORD, "refit"}:
+    if recipe.refit is None and config.keys() & {RECORD, "refit", provenance.AGAIN}:
         text = None
     elif RECORD in config and recipe.tp_shards in (None, checkpoint.tp_shards):
         has_wiring = checkpoint.wiring.rewire(recipe.regions).modules == checkpoint.wiring.modules

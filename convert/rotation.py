@@ -69,8 +69,7 @@ def rotate(job: Job) -> Job:
     def write(folder: Path) -> Checkpoint:
         basis, found = _basis(job)
         numpy.save(job.staging / BASIS_FILE, basis.numpy())
-        name = str(job.source.folder.resolve()) if job.source.folder else job.source.base_model
-        config = job.checkpoint.config | {RECORD: rotation | found | {"base": name}}
+        config = job.checkpoint.config | {RECORD: rotation | found | {"base": job.source.recorded_name}}
         basis = basis.to(choose_device("auto", 1))
         return write_rotated(job.weights, basis, folder, config, dtype, job.on_bytes)
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rewired.convert import Request, convert
+from rewired.checkpoint import provenance
+from rewired.convert import RefitRequest, Request, convert
 
 from .checkpoints import config_of, logits
 
@@ -119,9 +120,49 @@ def test_retrain_takes_trained_weights_into_another_wiring(source: Path, tmp_pat
     LlamaForCausalLM.from_pretrained(dense)
 
 
+@pytest.mark.parametrize(
+    ("entry", "options", "sentence"),
+    [
+        (
+            {"layers": "0-", "preset": "standard"},
+            {"to_stock": True},
+            "was fitted or trained to an earlier wiring.*instead",
+        ),
+        (
+            {"layers": "2-4", "preset": "partial", "shared_fraction": 0.5},
+            {"refit": RefitRequest("text.txt")},
+            "was fitted or trained to an",
+        ),
+        (
+            {"layers": "2-4", "preset": "partial", "shared_fraction": 0.5},
+            {"rotate": "hadamard"},
+            "was fitted or trained in the basis that it has",
+        ),
+    ],
+    ids=["dense again", "a refit", "a rotation"],
+)
+def test_weights_that_were_fitted_before_are_not_taken_for_the_original_s(
+    entry: dict[str, Any], options: dict[str, Any], sentence: str, source: Path
+) -> None:
+    fitted = again(source, {"layers": "2-4", "preset": "ladder"}, out="fitted")
+    record = {"base": {"name": "the-original"}, "wiring": config_of(fitted)["wiring"], "notes": []}
+    (fitted / "config.json").write_text(json.dumps(config_of(fitted) | {"refit": record}))
+    other = again(fitted, {"layers": "2-4", "preset": "partial", "shared_fraction": 0.5}, out="other", retrain=True)
+    assert "refit" not in config_of(other) and config_of(other)["rewired_again"]["layers"] == [2, 3]
+    with pytest.raises(ValueError, match=sentence + ".*the-original"):
+        again(other, entry, out="refused", **options)
+
+
 def test_a_payload_is_nothing_that_trained_weights_have_to_learn(source: Path, tmp_path: Path) -> None:
     ladder = {"layers": "2-4", "preset": "ladder"}
     made_of = trained(again(source, ladder, out="first"), tmp_path / "trained")
     made = convert(made_of, tmp_path / "made", Request([ladder | {"payload": "int8"}]))
     assert "rewired_again" not in config_of(made.out)
     assert not any("train them for this one" in note for note in made.plan.notes)
+
+
+def test_the_original_is_the_first_fit_s_where_the_second_began_with_a_rewired_model() -> None:
+    calibrated, refit = {"base": {"name": "original"}}, {"base": {"name": "calibrated", "is_rewired": True}}
+    base = provenance.base_of({"calibrated": calibrated, "refit": refit})
+    assert provenance.original(base) == "original"
+    assert provenance.original(provenance.base_of({"refit": refit})) is None

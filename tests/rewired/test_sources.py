@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rewired.cache import sha256
-from rewired.sources import checkpoint_folder, gguf, hub
+from rewired.sources import checkpoint_folder, find_source, gguf, hub
 
 from .release import make_wheel, use_as_index
 
@@ -45,6 +45,14 @@ def dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(gguf, "dequantise", dequantise)
     return files
+
+
+def test_a_file_is_recorded_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.gguf").write_text("abc")
+    monkeypatch.chdir(tmp_path)
+    source = find_source("my.gguf")
+    assert source.recorded_name == str(tmp_path / "my.gguf") and source.folder is None
+    assert find_source("org/model").recorded_name == "org/model"
 
 
 def test_a_gguf_file_is_dequantised_once(tmp_path: Path, dequantised: list[Path]) -> None:

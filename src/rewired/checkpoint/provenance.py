@@ -23,8 +23,10 @@ _IS_REWIRED = "is_rewired"  # marks a base that is not the original itself: one 
 
 
 def base_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The base whose weights were trained or fitted, if a checkpoint's `config` records that."""
-    return next((config[name]["base"] for name in (TRAINED, *FITS, AGAIN) if name in config), None)
+    """The base whose weights were trained or fitted, if a checkpoint's `config` records that: the original itself, if
+    one of its records names it."""
+    bases = [config[name]["base"] for name in (TRAINED, *FITS, AGAIN) if name in config]
+    return next((base for base in bases if _IS_REWIRED not in base), bases[0] if bases else None)
 
 
 def original(base: Mapping[str, Any] | None) -> str | None:
@@ -60,7 +62,7 @@ def record(source: Source, folder: Path, revision: str | None = None) -> dict[st
     is_snapshot = folder.parent.name == "snapshots"  # of the hub's cache, named by its commit
     weights = [located] if located.is_file() else Checkpoint.open(folder).weight_files()
     return {
-        "name": str(source.folder.resolve()) if source.folder else source.base_model,
+        "name": source.recorded_name,
         "revision": folder.name if is_snapshot else revision,
         "weights": {path.name: digest(path) for path in weights},
         **({_IS_REWIRED: True} if Checkpoint.open(folder).is_rewired else {}),

@@ -29,7 +29,16 @@ class Source:
     name: str  # what the output is named after
     base_model: str  # what the model card calls it
     locate: Callable[[Part], Path]
-    folder: Path | None = None  # the folder on disk that it is, if it is one
+    path: Path | None = None  # the folder or file on disk that it is, if it is one
+
+    @property
+    def folder(self) -> Path | None:
+        return self.path if self.path and self.path.is_dir() else None
+
+    @property
+    def recorded_name(self) -> str:
+        """What a config calls it, so that it is found again from any folder."""
+        return str(self.path.resolve()) if self.path else self.base_model
 
     @property
     def is_gguf(self) -> bool:
@@ -71,7 +80,7 @@ def find_source(source: str, revision: str | None = None) -> Source:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ValueError(f"There is no file {source}.")
-        return Source(path.stem, path.name, lambda part: path)
+        return Source(path.stem, path.name, lambda part: path, path)
     if path.exists():
         raise ValueError(f"{source} is a file: point to a checkpoint's folder, or to a .gguf file.")
     repo = hub.SHORT_NAMES.get(source.lower(), source)
