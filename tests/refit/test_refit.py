@@ -42,6 +42,16 @@ def test_what_it_tells_is_what_the_checkpoint_does(
     assert refitted.refit.after.kl < 0.5 * refitted.refit.before.kl
 
 
+def test_what_it_tells_is_of_the_head_that_transformers_reads(text: Path, request_of: Request, tmp_path: Path) -> None:
+    """A config that ties it, beside a file that stores another."""
+    source = make_dense(tmp_path / "tied", initializer_range=0.3, tie_word_embeddings=True)
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"].roll(1, 0)
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    done = convert(source, tmp_path / "model", request_of)
+    assert done.refit is not None and done.refit.after.kl == pytest.approx(kl(source, done.out, text), rel=1e-3)
+
+
 def test_what_a_payload_rounds_off_is_fitted_too(dense: Path, text: Path, tmp_path: Path) -> None:
     """Of coarse parts and a coarse sum, what falls short on average: with and without another wiring below."""
     int4 = {"preset": "standard", "payload": "int4", "layers": "0-4"}

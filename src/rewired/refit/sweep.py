@@ -225,7 +225,9 @@ class Sweep:
     def divergence(self, originals: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> Divergence:
         """On the held-out windows: of the head's predictions from `others` to those from `originals`."""
         family = self.config.family
-        head = family.in_base(family.embedding) if self.config.tie_word_embeddings else family.head
+        head = family.head  # of a tied one, too, transformers reads what is stored
+        if f"{head}.weight" not in self.weights.files:
+            head = family.in_base(family.embedding)
         norm, matrix = (self.weights.tensor(f"{name}.weight") for name in (family.in_base(family.last_norm), head))
 
         def logits(totals: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
