@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 from adapt_smollm2 import as_flags
-from from_scratch import MADE, RESULT, SEEDS, SHARDS, TRAINING, prepare, validation_loss
+from from_scratch import MADE, RESULT, SEEDS, SHARDS, SUMS, TRAINING, page, prepare, validation_loss
 from quality import append, read
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -28,7 +28,6 @@ from rewired.adapt.run import adapt
 from rewired.model import reductions
 from rewired.ranks import run_on_ranks
 
-SUMS = RESULT.with_name("accumulation.jsonl")
 STEPS = 300
 
 
@@ -40,6 +39,7 @@ def main() -> None:
         for bits in (32, 16):
             if (bits, seed) not in {(row["bits"], row["seed"]) for row in read(SUMS)}:
                 append(SUMS, {"bits": bits, "seed": seed} | train(bits, seed, windows))
+                RESULT.with_name("README.md").write_text(page(read(RESULT), read(SUMS)))
 
 
 def train(bits: int, seed: int, windows: torch.Tensor) -> dict[str, Any]:

@@ -57,6 +57,13 @@ send only some of what a shard adds. The last column: Wikitext perplexity of 1B 
 
 **So little training shows how fast models begin to learn, not where they end.** The papers' order is another.
 """
+SUMS = RESULT.with_name("accumulation.jsonl")  # by accumulation.py
+SUMS_PAGE = """
+    .venv/bin/python studies/accumulation.py
+
+Four ranks send 16 bits, for {steps} steps. The loss, seed by seed: {wide} if they add up in float32, {narrow} if in 16
+bits. In CAAT-Net's longer trainings (v1), gradients need float32.
+"""
 WORDS, SHARDS, WINDOW, BATCH = 4096, 4, 256, 2  # in little time, many steps of few tokens teach most
 HELD_OUT = 48  # windows to judge on, of each file of the mix
 SEEDS = (1, 2, 3)
@@ -145,7 +152,7 @@ def main() -> None:
         for name in (*WIRINGS, *MASKS):
             if (name, seed) not in {(row["name"], row["seed"]) for row in read(RESULT)}:
                 append(RESULT, {"name": name, "seed": seed} | train(name, seed, windows))
-                RESULT.with_name("README.md").write_text(page(read(RESULT)))
+                RESULT.with_name("README.md").write_text(page(read(RESULT), read(SUMS)))
 
 
 def prepare() -> None:
@@ -223,7 +230,7 @@ def validation_loss(model: Any, windows: torch.Tensor) -> float:
         return mean(model(input_ids=ids[None], labels=ids[None]).loss.item() for ids in windows)
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def page(rows: list[dict[str, Any]], sums: list[dict[str, Any]]) -> str:
     losses = {(row["name"], row["seed"]): row["loss"] for row in rows}
     lines = []
     for name, papers in PAPERS.items():
@@ -232,7 +239,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         if seeds:
             lines.append([name, _with_spread(more, "" if name == "standard" else "+"), papers])
     table = markdown(["wiring or mask", "loss (standard), or difference from it", "papers"], lines)
-    return PAGE.format(seeds=len({row["seed"] for row in rows}), table=table)
+    text = PAGE.format(seeds=len({row["seed"] for row in rows}), table=table)
+    wide, narrow = (", ".join(f"{row['loss']:.3f}" for row in sums if row["bits"] == bits) for bits in (32, 16))
+    return text + SUMS_PAGE.format(steps=sums[0]["steps"], wide=wide, narrow=narrow) if sums else text
 
 
 def _with_spread(values: list[float], sign: str) -> str:
