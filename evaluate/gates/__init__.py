@@ -157,8 +157,9 @@ def _of_text(gate: Gate, text: str, found: Divergence) -> Iterator[Check]:
     if gate.kl is not None:
         yield Check(f"KL on {text}", found.kl, found.kl_standard_error, gate.kl, at_least=False, items=found.tokens)
     if gate.same_top is not None:
-        share = found.agreement[1]
-        error = math.sqrt(share * (1 - share) / found.tokens)
+        share, error = found.agreement[1], found.same_top_standard_error
+        if error is not None:
+            error = max(error, flips_error(1 - share, 1 - share, found.tokens))
         yield Check(f"same likeliest token on {text}", share, error, gate.same_top, items=found.tokens)
 
 

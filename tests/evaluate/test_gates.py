@@ -89,6 +89,22 @@ def test_a_few_items_without_a_flip_do_not_show_that_there_are_none(items: int, 
 
 
 @pytest.mark.parametrize(
+    ("same", "tokens", "over_windows", "error"),
+    [
+        (0.98, 8176, 0.004, 0.004),  # of windows, as tokens of one are not independent
+        (1.0, 59, 0.0, 1 / 61),  # 59 tokens leave room for 2 in 59
+        (1.0, 8176, None, None),  # one window
+    ],
+)
+def test_a_share_of_tokens_is_as_uncertain_as_its_windows_and_its_few_tokens(
+    same: float, tokens: int, over_windows: float | None, error: float | None
+) -> None:
+    measured = replace(DIVERGENCE, tokens=tokens, agreement={1: same}, same_top_standard_error=over_windows)
+    (check,) = checks(Gate("mine", same_top=0.99), "hybrid", "dense", [], {"prose": {"hybrid": measured}})
+    assert check.error == (error and pytest.approx(error))
+
+
+@pytest.mark.parametrize(
     ("gate", "error"),
     [
         (Gate("mine", mean_recovery=0.9), ValueError("The gate mine asks for tasks whose scores are shares")),
