@@ -127,6 +127,8 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
     items = sum(asked for asked, _ in found)
     loss = sum(asked * (0.0 - delta.value) for asked, delta in found) / items
     changed = sum(asked * (delta.flips or 0.0) for asked, delta in found) / items
+    if not any(task.scores[original].value for task in retrieval):
+        return Check("lost in retrieval, where the original finds nothing", loss, None, most, at_least=False)
     return Check("lost in retrieval", loss, flips_error(changed, loss, items), most, at_least=False, items=items)
 
 
@@ -135,7 +137,8 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
     items = [task.scores[original].n for task in tasks]
     if gate.mean_recovery is not None:
         mean = sum(value for value, _ in recoveries) / len(recoveries)
-        error = math.hypot(*(each or 0.0 for _, each in recoveries)) / len(recoveries)
+        errors = [error for _, error in recoveries if error is not None]
+        error = math.hypot(*errors) / len(errors) if len(errors) == len(recoveries) else None
         yield Check(f"mean recovery of {count(len(tasks), 'task')}", mean, error, gate.mean_recovery, items=sum(items))
     if gate.task_recovery is not None:
         for task, (value, of_task), asked in zip(tasks, recoveries, items, strict=True):

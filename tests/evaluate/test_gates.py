@@ -88,6 +88,25 @@ def test_a_few_items_without_a_flip_do_not_show_that_there_are_none(items: int, 
     assert lost.verdict == expected
 
 
+def test_an_original_that_finds_nothing_has_nothing_to_lose() -> None:
+    nothing = task("1,024 tokens", {"dense": Score(0.0, 0.0, 200)}, {"hybrid": Delta(0.0, 0.0, 1.0, 0.0)}, {})
+    found = nothing, replace(nothing, scores={"dense": Score(0.5, 0.1, 200)})
+    gate = Gate("mine", retrieval_loss=0.01)
+    for retrieval, expected in ((found[:1], UNDECIDED), (found, PASSED)):
+        (lost,) = checks(gate, "hybrid", "dense", [], {}, retrieval)
+        assert (lost.verdict, "the original finds nothing" in lost.what) == (expected, expected == UNDECIDED)
+
+
+def test_a_mean_with_a_task_of_one_item_is_undecided() -> None:
+    """The error of that task, no right or wrong, is not known, and so is the mean's."""
+    tasks = [
+        task(title, {"dense": Score(0.5, 0.0, n)}, {"hybrid": Delta(0.0, error, None)}, {})
+        for title, n, error in (("a", 1000, 0.0), ("b", 1, None))
+    ]
+    mean, *_ = checks(Gate("mine", mean_recovery=0.9), "hybrid", "dense", tasks, {})
+    assert (mean.value, mean.error, mean.verdict) == (1.0, None, UNDECIDED)
+
+
 @pytest.mark.parametrize(
     ("same", "tokens", "over_windows", "error"),
     [
