@@ -88,8 +88,14 @@ def load_gate(name: str) -> Gate:
     content = content if isinstance(content, dict) else {}
     refuse_unknown(content, [each.name for each in fields(Gate) if each.name != "name"], f"The gate {path}")
     for key, value in content.items():
-        if key not in ("about", "suite") and not (type(value) in (int, float) and 0 <= value < math.inf):
-            raise ValueError(f"The gate {path} has {key} '{value}': give a number from 0 on.")
+        is_share = key in ("same_top", "retrieval_loss")
+        if key in ("about", "suite"):
+            good, kind = isinstance(value, str), "text"
+        else:
+            good = type(value) in (int, float) and 0 <= value < math.inf and not (is_share and value > 1)
+            kind = f"number from 0 {'to 1' if is_share else 'on'}"
+        if not good:
+            raise ValueError(f"The gate {path} has {key} '{value}': give a {kind}.")
     gate = Gate(path.stem, **content)
     if not (gate.asks_tasks or gate.asks_texts or gate.retrieval_loss is not None):
         raise ValueError(f"The gate {path} asks for nothing: give it a bound, such as mean_recovery: 0.99.")

@@ -150,6 +150,9 @@ def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
     [
         ("mean_recover: 0.9", "has the key 'mean_recover', which is not known: did you mean mean_recovery"),
         ("mean_recovery: most", "has mean_recovery 'most': give a number from 0 on"),
+        ("same_top: 2", "has same_top '2': give a number from 0 to 1"),
+        ("suite: 5", "has suite '5': give a text"),
+        ("about: [5]", r"has about '\[5\]': give a text"),
         ("about: nothing", "asks for nothing"),
         ("[1, 2", "is not readable YAML"),
     ],
