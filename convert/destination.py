@@ -12,9 +12,14 @@ from pathlib import Path
 from rewired.cache import discard
 from rewired.quantities import size
 
+_LONGEST_NAME = 240  # bytes; most filesystems take 255, and the folder beside it has a few more
+
 
 def check_free(out: Path, source: Path | None, force: bool) -> None:
-    """Raise ValueError if `out` may not be written: it exists without `force`, or it is or holds the source."""
+    """Raise ValueError if `out` may not be written: it exists without `force`, or is or holds the source, or its name
+    is too long."""
+    if (length := len(os.fsencode(out.name))) > _LONGEST_NAME:
+        raise ValueError(f"{out} has a name of {length} bytes: take one of at most {_LONGEST_NAME}.")
     if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
         raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
     if not (out.exists() or out.is_symlink()):

@@ -41,6 +41,7 @@ def cache_file(model: Model, task: Task, settings: dict[str, Any]) -> Path:
         "chat": entry.chat,
         "limit": entry.limit,
         "task_versions": task.versions,
+        "items": task.items_sha256,
         **settings["answers"],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

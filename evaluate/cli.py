@@ -118,7 +118,7 @@ def _evaluate(
     with report_errors("evaluate", _INTERRUPTED):
         _check(limit, text_tokens, window, batch_size, dtype, tp, engine)
         names = [name.strip() for given in tasks or () for name in given.split(",") if name.strip()]
-        on_what = Path(suite).stem if suite else "tasks" if names else "text"
+        on_what = Path(suite).stem if suite else "tasks" if names else "retrieval" if no_text else "text"
         models = map(as_file_name, names_of([original, *(rewired or ())]))
         folder = out or Path("-".join(["evaluation", *models, on_what]))
         if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= OUR_FILES):

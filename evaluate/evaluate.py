@@ -102,7 +102,8 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
 
 def _with_original(request: EvaluateRequest) -> EvaluateRequest:
     """`request`, with the original that its only model names, for a gate or where only a divergence is measured."""
-    if (request.suite or request.tasks) and not request.gate:
+    needs_none = request.suite or request.tasks or (request.retrieval and not request.texts)
+    if needs_none and not request.gate:
         return request
     if not (request.texts or request.gate):
         raise ValueError("Nothing would be measured: name --suite or --tasks, or leave out --no-text.")
@@ -170,8 +171,10 @@ def _check(
 ) -> None:
     check_together(models, ranks)
     tokenizer = load_tokenizer(models[0].folder)
+    longest = _context(models[0])
     for text in texts.values():
-        windows_of(text, tokenizer, request.window, request.text_tokens)
+        if windows_of(text, tokenizer, request.window, request.text_tokens).shape[1] > longest:
+            raise ValueError(f"{models[0].name} reads at most {longest:,} tokens: give a --window up to that.")
     if any(task.entry.chat for task in tasks):
         with loading(f"The chat template of {models[0].name} cannot be used"):
             templated([{"role": "user", "content": "Hello"}], tokenizer)
@@ -208,12 +211,18 @@ def _lengths(original: Model, asked: Sequence[int]) -> list[int]:
     """
     if not asked:
         return []
-    longest = AutoConfig.from_pretrained(original.folder, trust_remote_code=False).max_position_embeddings
+    longest = _context(original)
     lengths = [length for length in asked if length <= longest]
     if not lengths:
         raise ValueError(f"--retrieval: {original.name} reads at most {longest:,} tokens, so give a length up to that.")
     retrieval.items_of(load_tokenizer(original.folder), [min(lengths)])
     return lengths
+
+
+def _context(model: Model) -> int:
+    """How many tokens it reads."""
+    longest: int = AutoConfig.from_pretrained(model.folder, trust_remote_code=False).max_position_embeddings
+    return longest
 
 
 def _read_text(path: Path) -> str:

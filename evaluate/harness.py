@@ -6,11 +6,13 @@ loads, and the sandbox for model-written code (`sandbox.py`).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,15 @@ class Task:
             items = len(task.eval_docs) if self.entry.limit is None else min(self.entry.limit, len(task.eval_docs))
             counts.update({(name, filtered.name): items for filtered in task._filters})
         return counts
+
+    @cached_property
+    def items_sha256(self) -> str:
+        """Of all its documents, and of those that shots are drawn from: rows change, and their number need not."""
+        found = hashlib.sha256()
+        for task in self.loaded.values():
+            for document in (*task.eval_docs, *(task.sampler.df if self.shots else ())):
+                found.update(json.dumps(document, sort_keys=True, default=str).encode())
+        return found.hexdigest()
 
 
 def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:

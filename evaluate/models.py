@@ -31,6 +31,7 @@ _TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    *("vocab.json", "merges.txt", "vocab.txt", "added_tokens.json"),
 )
 _DEFINING = ("config.json", "generation_config.json", "adapter_config.json", *_TOKENIZER)
 
@@ -66,6 +67,8 @@ def open_model(given: str, name: str) -> Model:
     adapter_folder = Path(adapter)
     if not (adapter_folder / "adapter_config.json").is_file():
         raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
+    if not (adapter_folder / "adapter_model.safetensors").is_file():
+        raise ValueError(f"{adapter} holds no adapter_model.safetensors: save it as safetensors.")
     check_basis(adapter_folder, folder)
     digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
     return Model(name, folder, adapter_folder, digest, _tokenizer_sha256(folder))

@@ -20,9 +20,9 @@ def names_of(models: Sequence[str]) -> list[str]:
 
 
 def base_and_adapter(given: str) -> tuple[str, str]:
-    """BASE and ADAPTER of BASE+ADAPTER; without an adapter, the second is empty. A folder's own name may have a +."""
+    """BASE and ADAPTER of BASE+ADAPTER; without an adapter, the second is empty. A name on disk may have a +."""
     base, plus, adapter = given.partition("+")
-    return (given, "") if not plus or Path(given).is_dir() else (base, adapter)
+    return (given, "") if not plus or Path(given).exists() else (base, adapter)
 
 
 def as_file_name(name: str) -> str:

@@ -88,8 +88,14 @@ def load_gate(name: str) -> Gate:
     content = content if isinstance(content, dict) else {}
     refuse_unknown(content, [each.name for each in fields(Gate) if each.name != "name"], f"The gate {path}")
     for key, value in content.items():
-        if key not in ("about", "suite") and not (type(value) in (int, float) and 0 <= value < math.inf):
-            raise ValueError(f"The gate {path} has {key} '{value}': give a number from 0 on.")
+        is_share = key in ("same_top", "retrieval_loss")
+        if key in ("about", "suite"):
+            good, kind = isinstance(value, str), "text"
+        else:
+            good = type(value) in (int, float) and 0 <= value < math.inf and not (is_share and value > 1)
+            kind = f"number from 0 {'to 1' if is_share else 'on'}"
+        if not good:
+            raise ValueError(f"The gate {path} has {key} '{value}': give a {kind}.")
     gate = Gate(path.stem, **content)
     if not (gate.asks_tasks or gate.asks_texts or gate.retrieval_loss is not None):
         raise ValueError(f"The gate {path} asks for nothing: give it a bound, such as mean_recovery: 0.99.")
@@ -127,6 +133,8 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
     items = sum(asked for asked, _ in found)
     loss = sum(asked * (0.0 - delta.value) for asked, delta in found) / items
     changed = sum(asked * (delta.flips or 0.0) for asked, delta in found) / items
+    if not any(task.scores[original].value for task in retrieval):
+        return Check("lost in retrieval, where the original finds nothing", loss, None, most, at_least=False)
     return Check("lost in retrieval", loss, flips_error(changed, loss, items), most, at_least=False, items=items)
 
 
@@ -135,7 +143,8 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
     items = [task.scores[original].n for task in tasks]
     if gate.mean_recovery is not None:
         mean = sum(value for value, _ in recoveries) / len(recoveries)
-        error = math.hypot(*(each or 0.0 for _, each in recoveries)) / len(recoveries)
+        errors = [error for _, error in recoveries if error is not None]
+        error = math.hypot(*errors) / len(errors) if len(errors) == len(recoveries) else None
         yield Check(f"mean recovery of {count(len(tasks), 'task')}", mean, error, gate.mean_recovery, items=sum(items))
     if gate.task_recovery is not None:
         for task, (value, of_task), asked in zip(tasks, recoveries, items, strict=True):
@@ -157,8 +166,9 @@ def _of_text(gate: Gate, text: str, found: Divergence) -> Iterator[Check]:
     if gate.kl is not None:
         yield Check(f"KL on {text}", found.kl, found.kl_standard_error, gate.kl, at_least=False, items=found.tokens)
     if gate.same_top is not None:
-        share = found.agreement[1]
-        error = math.sqrt(share * (1 - share) / found.tokens)
+        share, error = found.agreement[1], found.same_top_standard_error
+        if error is not None:
+            error = max(error, flips_error(1 - share, 1 - share, found.tokens))
         yield Check(f"same likeliest token on {text}", share, error, gate.same_top, items=found.tokens)
 
 

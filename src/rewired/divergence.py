@@ -29,6 +29,7 @@ class Divergence:
     kl_p95: float
     agreement: dict[int, float]  # k -> share of the original's k likeliest tokens that are among the other's
     kl_by_position: dict[int, float] = field(default_factory=dict)  # in windows, from each position to the next one
+    same_top_standard_error: float | None = None  # of `agreement` on the likeliest; over windows, as of KL
 
 
 @torch.no_grad()
@@ -68,15 +69,17 @@ def _compare(logits_original: torch.Tensor, logits_rewired: torch.Tensor, target
 def _summary(windows: Sequence[np.ndarray]) -> Divergence:  # each [T - 1, 3 + len(TOP)]
     by_token = np.concatenate(windows).astype(np.float64)
     means = by_token.mean(axis=0)
+    kls, same_top = ([window[:, column] for window in windows] for column in (2, 3))
     return Divergence(
         tokens=len(by_token),
         perplexity_original=float(np.exp(means[0])),
         perplexity=float(np.exp(means[1])),
         kl=float(means[2]),
-        kl_standard_error=_standard_error([window[:, 2] for window in windows]) if len(windows) > 1 else None,
+        kl_standard_error=_standard_error(kls),
         kl_p95=float(np.percentile(by_token[:, 2], 95)),
         agreement={k: float(mean) for k, mean in zip(TOP, means[3:], strict=True)},
-        kl_by_position=_by_position([window[:, 2] for window in windows]),
+        kl_by_position=_by_position(kls),
+        same_top_standard_error=_standard_error(same_top),
     )
 
 
@@ -90,10 +93,12 @@ def _by_position(windows: Sequence[np.ndarray]) -> dict[int, float]:  # each [T 
     return {start: float(part.mean(dtype=np.float64)) for start, part in zip(starts, parts, strict=True)}
 
 
-def _standard_error(windows: Sequence[np.ndarray]) -> float:
+def _standard_error(windows: Sequence[np.ndarray]) -> float | None:
     """Of the mean over the tokens of several windows, each [T - 1]; tokens of one window are not independent."""
+    if len(windows) == 1:
+        return None
     lengths = np.array([len(window) for window in windows])
-    kls = np.array([window.mean(dtype=np.float64) for window in windows])
+    means = np.array([window.mean(dtype=np.float64) for window in windows])
     shares = lengths / lengths.sum()
-    spread = (shares * (kls - shares @ kls)) ** 2
+    spread = (shares * (means - shares @ means)) ** 2
     return float(np.sqrt(spread.sum() * len(windows) / (len(windows) - 1)))

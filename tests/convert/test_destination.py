@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rewired.convert import Request, convert
-from rewired.convert.destination import check_space, staged_folder
+from rewired.convert.destination import check_free, check_space, staged_folder
 
 from .checkpoints import make_llama, snapshot
 
@@ -241,3 +241,11 @@ def test_what_appears_at_out_meanwhile_is_not_replaced_unasked(source: Path, tmp
     with suppress(ValueError):
         convert(source, out, COPY, on_bytes=write_there)
     assert snapshot(out) == {"thesis.txt": b"years"}
+
+
+@pytest.mark.parametrize("letters", [241, 300])
+def test_a_name_that_no_folder_can_have_is_refused(letters: int, tmp_path: Path) -> None:
+    """That of the folder that is written first is longer by a few letters."""
+    with pytest.raises(ValueError, match=f"has a name of {letters} bytes: take one of at most 240"):
+        check_free(tmp_path / ("x" * letters), None, force=False)
+    check_free(tmp_path / ("x" * 240), None, force=False)

@@ -24,7 +24,7 @@ from tests.evaluate.world import tokenizer
 from tests.families.test_families import TOKENS, config_of, forward_and_backward, gains_of, randomised
 from tests.rewired.reference import reference_logits
 
-from .checkpoints import edit_json, edit_tensors, snapshot
+from .checkpoints import INDEX, edit_json, edit_tensors, make_llama, snapshot
 
 RANKS = 4
 STANDARD: list[dict[str, Any]] = [{"layers": "0-", "preset": "standard"}]
@@ -58,6 +58,8 @@ def test_the_function_is_the_same(dense: Path, tmp_path: Path) -> None:
     done = convert(dense, tmp_path / "wide", Request(STANDARD, tp_shards=RANKS))
     config = json.loads((done.out / "config.json").read_text())
     assert (config["num_key_value_heads"], config["kv_head_copies"], config["tp_shards"]) == (4, 2, 4)
+    sizes = [json.loads((folder / INDEX).read_text())["metadata"] for folder in (dense, done.out)]
+    assert "total_parameters" in sizes[0] and list(sizes[1]) == ["total_size"], "there are more now"
     torch.testing.assert_close(logits(done.out), logits(dense), rtol=1e-4, atol=1e-5)
     assert any(note.startswith("Each of 2 KV heads is there 2 times, for 4 ranks") for note in done.plan.notes)
     assert {path.name for path in done.out.iterdir() if path.name.startswith(".")} == set()
@@ -176,6 +178,16 @@ def test_a_broken_record_is_refused(dense: Path, tmp_path: Path) -> None:
         edit_json(wide / "config.json", kv_head_copies=value)
         with pytest.raises(ValueError, match="kv_head_copies"):
             Checkpoint.open(wide)
+
+
+def test_null_kv_heads_are_as_many_as_heads(tmp_path: Path) -> None:
+    """As transformers reads it."""
+    dense = make_llama(tmp_path / "dense", num_key_value_heads=8)
+    config = json.loads((dense / "config.json").read_text()) | {"num_key_value_heads": None}
+    (dense / "config.json").write_text(json.dumps(config))
+    out = convert(dense, tmp_path / "out", Request(WIRINGS["ladder-peek"])).out
+    assert Checkpoint.open(out).shape.num_key_value_heads == 8
+    assert AutoModelForCausalLM.from_pretrained(out).config.num_key_value_heads == 8
 
 
 def test_a_405b_is_planned_and_benched_on_16_ranks() -> None:

@@ -55,7 +55,7 @@ PERPLEXITY = replace(
     note="WikiText-2",
 )
 PAPER = Paper("A Paper, arXiv 0", "Llama-9", ("MMLU", "WikiText"), {"published": (68.14, 13.51)}, ("WikiText",))
-DIVERGENCE = Divergence(8176, 10.5, 11.25, 0.123456789, 0.0045, 0.678, {1: 0.9, 5: 0.85, 10: 0.8})
+DIVERGENCE = Divergence(8176, 10.5, 11.25, 0.123456789, 0.0045, 0.678, {1: 0.9, 5: 0.85, 10: 0.8}, {}, 0.004)
 
 
 def results(**changes: Any) -> Results:

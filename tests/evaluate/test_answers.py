@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,9 +137,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(**changes: Any) -> Task:
     """TASK with changes to its entry, or to itself."""
-    of_task = {key: value for key, value in changes.items() if key in ("shots", "versions", "filter", "metric", "note")}
+    of_itself = ("shots", "versions", "filter", "metric", "note", "loaded")
+    of_task = {key: value for key, value in changes.items() if key in of_itself}
     of_entry = {key: value for key, value in changes.items() if key not in of_task}
     return replace(TASK, entry=replace(ENTRY, **of_entry), **of_task)
+
+
+def loaded(items: str, for_shots: str) -> dict[str, Any]:
+    """A task of the harness with a document a letter."""
+    documents = [[{"text": letter} for letter in letters] for letters in (items, for_shots)]
+    return {"piqa": SimpleNamespace(eval_docs=documents[0], sampler=SimpleNamespace(df=documents[1]))}
 
 
 DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
@@ -159,6 +167,9 @@ DIFFERENT: dict[str, tuple[Model, Task, dict[str, Any]]] = {
     "another seed": (MODEL, TASK, other(seed=2)),
     "another machine": (MODEL, TASK, other(device="a GPU")),
     "rows of newer packages": (MODEL, TASK, other(rows=["a==1", "b==3"])),
+    "items": (MODEL, asked(loaded=loaded("ab", "xy")), SETTINGS),
+    "another item": (MODEL, asked(loaded=loaded("ac", "xy")), SETTINGS),
+    "another item for shots": (MODEL, asked(loaded=loaded("ab", "xz")), SETTINGS),
 }
 
 
@@ -182,6 +193,11 @@ def test_what_answers_do_not_depend_on_is_not(model: Model, task: Task) -> None:
     assert cache_file(model, task, SETTINGS) == cache_file(
         MODEL, TASK, {"batch_size": "4", "answers": dict(reversed(BASIS.items()))}
     )
+
+
+def test_where_no_shots_are_shown_no_item_for_them_matters() -> None:
+    files = {cache_file(MODEL, asked(shots=0, loaded=loaded("ab", shots)), SETTINGS) for shots in ("xy", "xz")}
+    assert len(files) == 1
 
 
 def test_answers_depend_on_the_code_of_the_model_and_of_the_tasks() -> None:

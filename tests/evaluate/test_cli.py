@@ -78,15 +78,26 @@ def test_a_whole_report_is_written(
     assert results["divergences"]["prose.txt"]["ladder"]["kl"] > 0
 
 
+def test_retrieval_alone_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
+    for name in ("dense", "ladder"):
+        (tmp_path / name).symlink_to(world / name)
+    monkeypatch.chdir(tmp_path)
+    for models in (["dense", "ladder"], ["dense"]):
+        assert run(monkeypatch, *models, "--retrieval", "256", "--no-text") == 0
+        results = json.loads(Path(f"evaluation-{'-'.join(models)}-retrieval", "results.json").read_text())
+        assert (results["divergences"], [list(each["scores"]) for each in results["retrieval"]]) == ({}, [models])
+
+
 def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:
     gate, out = tmp_path / "mine.yaml", tmp_path / "out"
     arguments = ("dense", "ladder", "--gate", str(gate), "--retrieval", "256,100000", "--out", str(out))
-    for bound, status in ((100, 0), (0.001, 1)):
-        gate.write_text(f"kl: {bound}\nretrieval_loss: 1\n")
+    retrieval = "lost in retrieval, where the original finds nothing"
+    for bounds, status, asked in (("kl: 100", 0, []), ("kl: 0.001\nretrieval_loss: 1", 1, [retrieval])):
+        gate.write_text(bounds)
         assert run(monkeypatch, *arguments, "--text-tokens", "256", "--window", "128") == status
         results = json.loads((out / "results.json").read_text())
         assert results["verdicts"] == {"ladder": "failed" if status else "passed"}
-        assert [check["what"] for check in results["checks"]["ladder"]] == ["KL on prose.txt", "lost in retrieval"]
+        assert [check["what"] for check in results["checks"]["ladder"]] == ["KL on prose.txt", *asked]
     report = (out / "report.md").read_text()
     assert "## Gate mine: ladder fails" in report
     assert "| KL from position | 0 | 64 |" in report
@@ -242,6 +253,7 @@ BAD = {
     "ranks": (["ladder", "--tp", "3"], "tp_size 3 does not divide "),
     "no text": (["ladder", "--text", "nothing.txt"], "The text nothing.txt cannot be read: "),
     "short text": (["ladder", "--text", "short.txt"], "The text is too short"),
+    "long windows": (["ladder", "--window", "600"], "dense reads at most 512 tokens: give a --window up to that."),
     "no data": (["ladder", "--tasks", "piqa", "--data", "dense"], "dense does not hold the benchmarks"),
     "code": (["ladder", "--tasks", "humaneval", "--data", "rows"], "Task humaneval runs code that the model wrote"),
     "no template": (

@@ -88,6 +88,41 @@ def test_a_few_items_without_a_flip_do_not_show_that_there_are_none(items: int, 
     assert lost.verdict == expected
 
 
+def test_an_original_that_finds_nothing_has_nothing_to_lose() -> None:
+    nothing = task("1,024 tokens", {"dense": Score(0.0, 0.0, 200)}, {"hybrid": Delta(0.0, 0.0, 1.0, 0.0)}, {})
+    found = nothing, replace(nothing, scores={"dense": Score(0.5, 0.1, 200)})
+    gate = Gate("mine", retrieval_loss=0.01)
+    for retrieval, expected in ((found[:1], UNDECIDED), (found, PASSED)):
+        (lost,) = checks(gate, "hybrid", "dense", [], {}, retrieval)
+        assert (lost.verdict, "the original finds nothing" in lost.what) == (expected, expected == UNDECIDED)
+
+
+def test_a_mean_with_a_task_of_one_item_is_undecided() -> None:
+    """The error of that task, no right or wrong, is not known, and so is the mean's."""
+    tasks = [
+        task(title, {"dense": Score(0.5, 0.0, n)}, {"hybrid": Delta(0.0, error, None)}, {})
+        for title, n, error in (("a", 1000, 0.0), ("b", 1, None))
+    ]
+    mean, *_ = checks(Gate("mine", mean_recovery=0.9), "hybrid", "dense", tasks, {})
+    assert (mean.value, mean.error, mean.verdict) == (1.0, None, UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("same", "tokens", "over_windows", "error"),
+    [
+        (0.98, 8176, 0.004, 0.004),  # of windows, as tokens of one are not independent
+        (1.0, 59, 0.0, 1 / 61),  # 59 tokens leave room for 2 in 59
+        (1.0, 8176, None, None),  # one window
+    ],
+)
+def test_a_share_of_tokens_is_as_uncertain_as_its_windows_and_its_few_tokens(
+    same: float, tokens: int, over_windows: float | None, error: float | None
+) -> None:
+    measured = replace(DIVERGENCE, tokens=tokens, agreement={1: same}, same_top_standard_error=over_windows)
+    (check,) = checks(Gate("mine", same_top=0.99), "hybrid", "dense", [], {"prose": {"hybrid": measured}})
+    assert check.error == (error and pytest.approx(error))
+
+
 @pytest.mark.parametrize(
     ("gate", "error"),
     [
@@ -115,6 +150,9 @@ def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
     [
         ("mean_recover: 0.9", "has the key 'mean_recover', which is not known: did you mean mean_recovery"),
         ("mean_recovery: most", "has mean_recovery 'most': give a number from 0 on"),
+        ("same_top: 2", "has same_top '2': give a number from 0 to 1"),
+        ("suite: 5", "has suite '5': give a text"),
+        ("about: [5]", r"has about '\[5\]': give a text"),
         ("about: nothing", "asks for nothing"),
         ("[1, 2", "is not readable YAML"),
     ],

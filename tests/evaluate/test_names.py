@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rewired.evaluate.names import as_file_name, names_of
+from rewired.evaluate.names import as_file_name, base_and_adapter, names_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,12 @@ def test_an_adapter_is_called_after_its_base(tmp_path: Path, monkeypatch: pytest
         *("org/model+one/checkpoint-5", "org/model+two/checkpoint-5"),
         "with+plus",
     ]
+
+
+def test_a_file_s_own_name_may_have_a_plus(tmp_path: Path) -> None:
+    (tmp_path / "with+plus.gguf").touch()
+    assert base_and_adapter(f"{tmp_path}/with+plus.gguf") == (f"{tmp_path}/with+plus.gguf", "")
+    assert base_and_adapter(f"{tmp_path}/with+plus") == (f"{tmp_path}/with", "plus")
 
 
 @pytest.mark.parametrize(("name", "file"), [("org/model", "org--model"), ("..", "--.."), ("plain", "plain")])

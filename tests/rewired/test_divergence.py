@@ -70,6 +70,9 @@ def test_divergence_is_that_of_a_loop_over_tokens(windows: int, length: int, voc
     by_window = np.array(expected["kl"]).reshape(windows, -1).mean(axis=1)
     error = by_window.std(ddof=1) / math.sqrt(windows) if windows > 1 else None
     assert measured.kl_standard_error == (error and pytest.approx(error, rel=1e-4))
+    by_window = np.array(expected["shared"][1]).reshape(windows, -1).mean(axis=1)
+    error = by_window.std(ddof=1) / math.sqrt(windows) if windows > 1 else None
+    assert measured.same_top_standard_error == (error and pytest.approx(error, rel=1e-4))
 
 
 def test_windows_of_different_lengths_count_by_their_tokens() -> None:

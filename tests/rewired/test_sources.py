@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rewired.cache import sha256
+from rewired.checkpoint import provenance
 from rewired.sources import checkpoint_folder, find_source, gguf, hub
+from tests.convert.checkpoints import make_llama
 
 from .release import make_wheel, use_as_index
 
@@ -88,6 +90,21 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
         checkpoint_folder(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert checkpoint_folder(str(tmp_path)) == tmp_path
+
+
+def test_what_is_on_disk_has_no_revisions(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(ValueError, match=f"{path} is on disk, and has no revision 'main': leave --revision out"):
+            find_source(str(path), "main")
+
+
+def test_a_base_that_is_a_snapshot_on_disk_is_found(tmp_path: Path) -> None:
+    """Its record says the commit, too."""
+    folder = make_llama(tmp_path / "snapshots" / "5eed")
+    base = provenance.record(find_source(str(folder)), folder)
+    assert base["revision"] == "5eed"
+    assert provenance.find(base, tmp_path) == folder
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"])

@@ -107,6 +107,7 @@ BAD = {
     ),
     "all bytes": (["--wirings", "mix", "--bytes", "1"], "--bytes 1 does not fit"),
     "endless bytes": (["--wirings", "mix", "--bytes", "inf"], "--bytes inf does not fit"),
+    "no number": (["--wirings", "mix", "--bytes", "nan"], "--bytes nan makes no sense: give a share from 0 to 1"),
     "no shards": (["--budget", "2", "--tp-shards", "0"], "tp_shards is 0: it must be an integer of at least 1"),
     "tokens": (["--budget", "2", "--tokens", "0"], "--tokens 0 makes no sense"),
     "text": (["--budget", "2", "--text", "nowhere.txt"], "There is no calibration text nowhere.txt"),

@@ -46,7 +46,7 @@ class Checkpoint:
         check_rope(config)
         if shape.family.has_windows:
             check_windows(config, shape.num_hidden_layers)
-        check_records(config)
+        check_records(config, shape.num_key_value_heads)
         check_method(config)
         return cls(folder, config, shape, wiring)
 

@@ -76,17 +76,18 @@ def content(folder: Path) -> dict[str, str]:
 
 def find(base: Mapping[str, Any], made: Path) -> Path:
     """The folder of the `base` that the config of `made` names. Raises ValueError where it is not what it was."""
-    return checkpoint_folder(find_name(base, made), base.get("revision"))
+    name = find_name(base, made)
+    return checkpoint_folder(name, _revision(base, name))
 
 
 def find_name(base: Mapping[str, Any], made: Path) -> str:
     """The path, id or short name by which `find` finds it."""
-    name, revision = base["name"], base.get("revision")
+    name = base["name"]
     shorts = [short for short, repo in SHORT_NAMES.items() if repo == name]  # what a package carries has one
     problem = ""
     for candidate in (name, *shorts):
         try:
-            located = find_source(candidate, revision).locate("checkpoint")
+            located = find_source(candidate, _revision(base, candidate)).locate("checkpoint")
             changed = _changed(base["weights"], located)
             if not changed:
                 return str(candidate)
@@ -94,6 +95,11 @@ def find_name(base: Mapping[str, Any], made: Path) -> str:
         except ValueError as error:
             problem = problem or str(error)
     raise ValueError(f"{made} was made from {name}, which is needed as its original: {problem}")
+
+
+def _revision(base: Mapping[str, Any], name: str) -> str | None:
+    """That to ask for; None for a folder, which may be a snapshot and have its commit in the record."""
+    return None if Path(name).exists() else base.get("revision")
 
 
 def _changed(weights: Mapping[str, str], located: Path) -> str | None:

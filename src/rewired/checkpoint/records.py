@@ -18,15 +18,15 @@ _RECORDS: dict[str, dict[str, type]] = {
 }
 
 
-def check_records(config: Mapping[str, Any]) -> None:
+def check_records(config: Mapping[str, Any], kv_heads: int) -> None:
     """Raise ValueError where a record of a rotation, a fit or a training is not as `convert` and `adapt` write it."""
     for name, kinds in _RECORDS.items():
         if name in config and not _has(config[name], kinds):
             raise ValueError(
                 f"config.json's record '{name}' is not as convert and adapt write it: take config.json as it was."
             )
-    copies, heads = config.get(KV_HEAD_COPIES, 1), config.get("num_key_value_heads", 1)
-    if type(copies) is not int or copies < 1 or heads % copies:
+    copies = config.get(KV_HEAD_COPIES, 1)
+    if type(copies) is not int or copies < 1 or kv_heads % copies:
         raise ValueError(
             f"config.json has {KV_HEAD_COPIES} {copies!r}: it must be an integer that divides its KV heads."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,15 @@ def save_like(source: Path, tensors: dict[str, Any], folder: Path) -> None:
 
 
 def write_index(folder: Path, source: Path) -> None:
-    """Write the index of all safetensors files in `folder`, with the metadata of that in `source` if it has one."""
+    """Write the index of all safetensors files in `folder`, with the metadata of that in `source` if it has one.
+
+    A number of parameters that is no longer theirs is left out.
+    """
     metadata = read_json(source / INDEX).get("metadata") if (source / INDEX).is_file() else None
-    metadata = metadata if isinstance(metadata, dict) else {}
+    metadata = dict(metadata) if isinstance(metadata, dict) else {}
     tensors = {name: info for file in sorted(folder.glob("*.safetensors")) for name, info in read_header(file).items()}
+    if metadata.get("total_parameters") != sum(math.prod(info.shape) for info in tensors.values()):
+        metadata.pop("total_parameters", None)
     index = {
         "metadata": {**metadata, "total_size": sum(info.size for info in tensors.values())},
         "weight_map": {name: info.file for name, info in tensors.items()},

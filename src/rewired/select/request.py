@@ -57,6 +57,8 @@ def check(request: SelectRequest) -> None:
         )
     if several and request.budget is not None:
         raise ValueError("Several wirings save differently: give --exposed or --bytes instead of --budget.")
+    if request.bytes is not None and not request.bytes >= 0:  # nan is neither
+        raise ValueError(f"--bytes {request.bytes:g} makes no sense: give a share from 0 to 1.")
     check_fitting("--tokens", request.tokens)
 
 

@@ -75,6 +75,8 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 def find_source(source: str, revision: str | None = None) -> Source:
     """The source that `source` names; what is on disk wins over the hub. Raises ValueError if it can be neither."""
     path = Path(source).expanduser()
+    if revision is not None and path.exists():
+        raise ValueError(f"{source} is on disk, and has no revision '{revision}': leave --revision out.")
     if path.is_dir():
         return Source(path.resolve().name, path.resolve().name, lambda part: path, path)
     if path.suffix.lower() == ".gguf":
