@@ -195,6 +195,8 @@ def test_a_norm_is_fused_with_an_all_reduce_that_it_waits_for(name: str, fused: 
 
 
 def test_what_cannot_be_fused() -> None:
+    two_nodes = serving_machine("h100", "vllm-fused", 8, gpus_per_node=4).all_reduce
+    assert two_nodes.waited_seconds(4096, 8) == two_nodes.seconds(4096, 8)
     with pytest.raises(ValueError, match=r"Engines fuse no all-reduce on L40S.*: choose --library vllm"):
         serving_machine("l40s", "vllm-fused", 4)
 

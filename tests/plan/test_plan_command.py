@@ -137,6 +137,21 @@ def test_two_nodes_are_slower() -> None:
     )
 
 
+def test_nodes_are_told_apart() -> None:
+    """Eight GPUs of one node, of two and of eight: each next one pays more of the network."""
+    bounds = [plan("llama-3.1-8b", "--gpus", gpus)["rows"][0]["speedup"] for gpus in ("8", "1x8", "2x4", "8x1")]
+    assert bounds[0] == bounds[1] < bounds[2] < bounds[3]
+
+
+def test_a_number_of_gpus_fills_the_machine_s_own_nodes() -> None:
+    """Of eight H100s, in inference and in training; and the title says so."""
+    for goal in ("latency", "train"):
+        arguments = ("llama-3.1-8b", "--goal", goal, "--batch", 16)
+        assert plan(*arguments, "--gpus", 16) == plan(*arguments, "--gpus", "2x8") != plan(*arguments, "--gpus", "1x16")
+    assert "on 2x8 H100 SXM, TP 16" in run("llama-2-7b", "--gpus", 16).output
+    assert "--nnodes 2 --nproc-per-node 8" in run("llama-3.1-8b", "--goal", "train", "--gpus", 16).output
+
+
 def test_one_gpu_has_nothing_to_win() -> None:
     assert {row["speedup"] for row in plan(*TINY, "--gpus", 1)["rows"]} == {1.0}
 
@@ -281,6 +296,10 @@ BAD = {
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),
     "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is not a number of GPUs"),
+    "nodes": (
+        [*TINY, "--gpus", "12"],
+        "--gpus 12 does not fill nodes of 8 H100 SXM: give a multiple of 8, or nodes too",
+    ),
     "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is not a list of batches"),
     "prompt": ([*TINY, "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "goal": ([*TINY, "--goal", "fun"], "There is no goal 'fun'"),

@@ -115,7 +115,8 @@ class AllReduce:
 
     def waited_seconds(self, size: float, gpus: int) -> float:
         """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
-        saved = self.fusion_saving if size <= self.fusion_up_to.get(gpus, 0) else 0.0
+        is_fused = gpus <= self.gpus_per_node and size <= self.fusion_up_to.get(gpus, 0)
+        saved = self.fusion_saving if is_fused else 0.0
         return max(self.seconds(size, gpus) - self.scale * saved, 0.0)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
@@ -130,7 +131,7 @@ class AllReduce:
         """
         if gpus == 1:
             return 0.0, 0.0
-        curves = _of_count(self.halves, min(gpus, self.gpus_per_node))
+        curves = _of_count(self.halves, within) if (within := min(gpus, self.gpus_per_node)) > 1 else None
         half = self.within_node(size, gpus) / 2
         first, second = (curve.at(size) for curve in curves) if curves else (half, half)
         other = self._between_nodes(size, gpus) / 2 + self.slack
@@ -143,6 +144,8 @@ class AllReduce:
     def within_node(self, size: float, gpus: int) -> float:
         """What a node's share of `gpus` GPUs takes among themselves."""
         within = min(gpus, self.gpus_per_node)
+        if within == 1:
+            return 0.0
         curve = _of_count(self.curves, within)
         return curve.at(size) if curve else self.ring.at(size, within)
 

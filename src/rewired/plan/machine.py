@@ -78,9 +78,16 @@ class Machine:
         return replace(self, all_reduce=replace(self.all_reduce, scale=scale, hide=hide))
 
 
-def serving_machine(hardware: str, library: str, tp: int, weights: str = BF16.name) -> Machine:
-    """An engine such as vLLM on hardware of that name. Raises ValueError for unknown names."""
+def serving_machine(
+    hardware: str, library: str, tp: int, weights: str = BF16.name, gpus_per_node: int | None = None
+) -> Machine:
+    """An engine such as vLLM on hardware of that name, in nodes of its own size if `gpus_per_node` is None.
+
+    Raises ValueError for unknown names.
+    """
     sheet, engine = machines.load(hardware), engines.load("serving")
+    if gpus_per_node:
+        sheet = replace(sheet, gpus_per_node=gpus_per_node)
     return Machine(sheet, engine, all_reduces(sheet, engine, library), tp, weights_called(weights))
 
 

@@ -32,6 +32,7 @@ class PlanRequest:
     library: str = "vllm"
     weights: str = BF16.name
     gpus: int = 8
+    gpus_per_node: int | None = None  # as many as the hardware's own nodes have, if None
     tp: int | None = None  # all of the GPUs, if None
     prompt: int = 2048
     new: int = 256
@@ -156,7 +157,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
     request.check()
     tp = request.tp or request.gpus
     shape = find_shape(request.model).for_shards(tp)
-    machine = serving_machine(request.hardware, request.library, tp, request.weights)
+    machine = serving_machine(request.hardware, request.library, tp, request.weights, request.gpus_per_node)
     shape.check_shards(tp)
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
