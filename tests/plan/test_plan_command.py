@@ -235,6 +235,18 @@ def test_other_choices_of_a_selection_are_made_by_their_text(tmp_path: Path) -> 
     assert commands[1] == "convert tiny --wiring desync-4x-peek@1-3 --tp-shards 8 --refit"
 
 
+def test_the_title_names_whose_all_reduces_count(tmp_path: Path) -> None:
+    numbers = {"tp": 8, "batch": 1, "prompt": 64, "prefill_seconds": 1e-3, "decode_seconds": 1e-4}
+    rows = [{"wiring": wiring, "model": "tiny", **numbers} for wiring in ("standard", "none")]
+    times = [{"gpus": 8, "bytes": size, "seconds": 1e-5} for size in (1e3, 1e9)]
+    for content, words in (
+        ({}, "all-reduces of vllm; "),
+        ({"all_reduce": times}, f"all-reduces of {tmp_path}/x.json; "),
+    ):
+        (tmp_path / "x.json").write_text(json.dumps({"rows": rows} | content))
+        assert words in run(*TINY, "--calibrate", tmp_path / "x.json").output
+
+
 @pytest.mark.parametrize(
     "content", ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}']
 )

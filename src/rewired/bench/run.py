@@ -46,7 +46,7 @@ def bench(
     only number of ranks, and the first one's results are whole. Raises ValueError for what cannot be measured here,
     RankError where a rank fails.
     """
-    check_link(request)
+    check_link(request, tp_sizes)
     if request.trains and profiles:
         raise ValueError("--profile traces a prefill, and --train times none: leave one of them out.")
     if request.engine == VLLM:

@@ -27,7 +27,8 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     numbers = "" if request.weights == BF16.name else f" in {request.weights}"
     nodes = request.gpus // sheet.gpus_per_node
     gpus = f"{nodes}x{sheet.gpus_per_node}" if nodes > 1 else request.gpus
-    library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
+    whose = request.calibration if plan.machine.all_reduce.benched else request.library
+    library = f"of {whose}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(
         f"{request.model}{numbers} on {gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, "
         f"all-reduces {library}; prompt {request.prompt}, {count(request.new, 'new token')}; ranked by {request.goal}.",
