@@ -319,10 +319,13 @@ BAD = {
     "memory": (["llama-3.1-405b"], "Batch 1 does not fit: 105.1 GB of weights"),
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
     "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is not a JSON file"),
-    "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
+    "train": (["tiny", "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
+    "trained tokens": (["tiny", "--goal", "train", "--new", "9"], "--new means nothing for a training"),
+    "trained weights": (["tiny", "--goal", "train", "--weights", "int3"], "--weights means nothing for a training"),
+    "trained by": (["tiny", "--goal", "train", "--library", "nccl"], "--library means nothing for a training"),
     "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
     "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),
-    "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one"),
+    "steps": (["tiny", "--goal", "train", "--batch", "1,2"], "a training step has one"),
 }
 
 

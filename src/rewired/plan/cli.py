@@ -31,13 +31,17 @@ def _plan(
     hardware: Annotated[
         str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
     ] = "h100",
-    library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, vllm-fused, trtllm or nccl.")] = "vllm",
-    weights: Annotated[str, typer.Option(help="What the weights are in: bf16, fp8, int8 or int4.")] = BF16.name,
+    library: Annotated[
+        str | None, typer.Option(help="Whose all-reduce kernels: vllm (by default), vllm-fused, trtllm or nccl.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="What the weights are in: bf16 (by default), fp8, int8 or int4.")
+    ] = None,
     tp: Annotated[
         int | None, typer.Option(metavar="R", help="Tensor-parallel degree; all GPUs by default, fewer give replicas.")
     ] = None,
     prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt or of a training sequence.")] = 2048,
-    new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 256,
+    new: Annotated[int | None, typer.Option(metavar="N", help="Tokens to generate, by default 256.")] = None,
     batch: Annotated[
         str | None,
         typer.Option(metavar="N,...", help="Sequences at once, by default 1,16,64; for training one a GPU."),
@@ -85,8 +89,8 @@ def _plan(
     with report_errors("rewired plan"):
         total, gpus_per_node = _gpus(gpus, machines.load(hardware))
         if goal == "train":
-            for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
-            _check_unused(for_inference | {"--all": every or None, "--calibrate": calibrate})
+            for_inference = {"--library": library, "--weights": weights, "--tp": tp, "--new": new, "--max-kl": max_kl}
+            _check_unused(for_inference | {"--all": every or None, "--frontier": frontier, "--calibrate": calibrate})
             _train(model, hardware, total, gpus_per_node, batch, prompt, wirings, explain, as_json)
             return
         from .ranking import PlanRequest, make_ranking
@@ -95,13 +99,13 @@ def _plan(
         request = PlanRequest(
             model,
             hardware,
-            library,
-            weights,
+            library or "vllm",
+            weights or BF16.name,
             total,
             gpus_per_node,
             tp,
             prompt,
-            new,
+            256 if new is None else new,
             positive_integers("--batch", batch or "1,16,64", "batches"),
             goal,
             None if wirings is None else tuple(parse_wirings(wirings)),
