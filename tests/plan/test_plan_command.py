@@ -17,6 +17,7 @@ from rewired.convert import cli as convert_cli
 from rewired.plan.cli import add_commands
 from rewired.plan.ranking import convert_command
 from rewired.plan.wirings import RANKED, candidates, selected
+from tests.rewired.tiny import rewired_model
 
 TINY = ["tiny", "--prompt", "64", "--new", "8"]
 
@@ -212,6 +213,17 @@ def test_a_checkpoint_s_folder(tmp_path: Path) -> None:
     config |= {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert plan(tmp_path)["rows"][0]["speedup"] == plan("tiny")["rows"][0]["speedup"]
+
+
+@pytest.mark.parametrize("goal", ["latency", "train"])
+def test_a_rewired_folder_is_not_taken_for_the_dense_model(goal: str, tmp_path: Path) -> None:
+    """Unless all of its layers are standard."""
+    for preset, is_refused in (("ladder", True), ("standard", False)):
+        config = rewired_model([{"layers": "0-2", "preset": preset}], 4, num_hidden_layers=2).config
+        config.save_pretrained(tmp_path)
+        done = run(tmp_path, "--goal", goal, "--gpus", 4)
+        assert (done.exit_code == 2) == is_refused
+        assert ("is rewired already: plan for the dense model that it was made from." in done.stderr) == is_refused
 
 
 def test_the_frontier_of_select(tmp_path: Path) -> None:

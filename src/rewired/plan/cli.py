@@ -138,17 +138,16 @@ def _train(
     explain: bool,
     as_json: bool,
 ) -> None:
-    from rewired.checkpoint.named_shapes import find_shape
-
     from .grids import plan_grids, print_grids, to_json
     from .training_step import price_steps, print_steps, steps_json
+    from .wirings import dense_shape
 
     sequences = positive_integers("--batch", batch or str(gpus), "batches")
     if len(sequences) > 1:
         raise ValueError(f"--batch {batch} names several numbers: a training step has one.")
     if tokens < 1:
         raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
-    shape, sheet = find_shape(model), machines.load(hardware)
+    shape, sheet = dense_shape(model), machines.load(hardware)
     nodes, in_each = math.ceil(gpus / gpus_per_node), min(gpus, gpus_per_node)
     plan = plan_grids(shape, sheet, nodes, in_each, sequences[0], tokens)
     grid = next((grid for grid in plan.grids if grid.tp > 1 == grid.y), None)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.checkpoint.named_shapes import find_shape
 from rewired.checkpoint.shape import USABLE, Shape, cache_bytes, weight_bytes
 from rewired.model.payload import FULL
 from rewired.model.presets import STANDARD
@@ -18,7 +17,7 @@ from rewired.quantities import count
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
 from .weights import BF16
-from .wirings import DELAYED, Candidate, candidates, selected
+from .wirings import DELAYED, Candidate, candidates, dense_shape, selected
 
 DEFAULT_MAX_KL = 0.25  # nats a token
 GOALS = ("ttft", "latency", "throughput")
@@ -156,7 +155,7 @@ def make_ranking(request: PlanRequest) -> Ranking:
     """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""
     request.check()
     tp = request.tp or request.gpus
-    shape = find_shape(request.model).for_shards(tp)
+    shape = dense_shape(request.model).for_shards(tp)
     machine = serving_machine(request.hardware, request.library, tp, request.weights, request.gpus_per_node)
     shape.check_shards(tp)
     if request.calibration is not None:

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
 from rewired.measured_kl import smollm2_gates, smollm2_kl
 from rewired.model.presets import STANDARD
@@ -74,6 +75,16 @@ class Candidate:
     def gates(self) -> Sequence[str]:
         """What gates found in SmolLM2; nothing where they were not asked, or where the KL is another model's."""
         return smollm2_gates(self.wiring) if self.is_rewired and self.measured_kl is None else []
+
+
+def dense_shape(model: str) -> Shape:
+    """Of the model that wirings are planned for. Raises ValueError if there is none, or it is rewired itself."""
+    if shape := named_shape(model):
+        return shape
+    checkpoint = find_checkpoint(model)
+    if checkpoint.wiring.rewired_regions:
+        raise ValueError(f"{model} is rewired already: plan for the dense model that it was made from.")
+    return checkpoint.shape
 
 
 @cache
