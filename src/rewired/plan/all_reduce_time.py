@@ -111,8 +111,8 @@ class AllReduce:
         return self.hide
 
     def least_wait(self, size: float, gpus: int) -> float:
-        """What no compute hides of it."""
-        return (1 - self.hidden(size, gpus)) * (self.seconds(size, gpus) - self.latency(size, gpus))
+        """What no compute hides of it. A larger message may have taken less than the smallest."""
+        return (1 - self.hidden(size, gpus)) * max(self.seconds(size, gpus) - self.latency(size, gpus), 0.0)
 
     def waited_seconds(self, size: float, gpus: int) -> float:
         """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
