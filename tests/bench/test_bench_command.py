@@ -211,8 +211,10 @@ def test_over_a_slow_link(tmp_path: Path) -> None:
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    done = run("bench", *SMALL, "--out", tmp_path / "out")
-    assert (done.exit_code, done.stderr) == (2, f"rewired bench: {tmp_path / 'out'} is a file: give --out a folder.\n")
+    for out in (tmp_path / "out", tmp_path / "out" / "sub" / "sub"):
+        done = run("bench", *SMALL, "--out", out)
+        sentence = f"rewired bench: {tmp_path / 'out'} is a file: give --out a folder.\n"
+        assert (done.exit_code, done.stderr) == (2, sentence)
 
 
 REFUSED = {

@@ -61,8 +61,9 @@ def bench(
     for job in jobs:
         copies = copies_of_weights(job.contenders, job.config, job.tp_shards, job.tp)
         check_memory(request, model.for_ranks(job.tp).shape, job.tp, max(batches), len(rivals), copies)
-    if os.path.lexists(out) and not out.is_dir():
-        raise ValueError(f"{out} is a file: give --out a folder.")
+    found = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if not found.is_dir():
+        raise ValueError(f"{found} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
     measured = CellFile(out, request, content)
     if request.engine == VLLM and NONE in request.wirings:
