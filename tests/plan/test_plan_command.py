@@ -154,7 +154,8 @@ def test_a_number_of_gpus_fills_the_machine_s_own_nodes() -> None:
 
 
 def test_one_gpu_has_nothing_to_win() -> None:
-    assert {row["speedup"] for row in plan(*TINY, "--gpus", 1)["rows"]} == {1.0}
+    rows = plan(*TINY, "--gpus", 1, "--all")["rows"]
+    assert {(row["speedup"], row["exposed_all_reduces"], row["exposed_bytes"]) for row in rows} == {(1.0, 0, 0)}
 
 
 def test_the_printed_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,8 +260,12 @@ def test_the_title_names_whose_all_reduces_count(tmp_path: Path) -> None:
         assert words in run(*TINY, "--calibrate", tmp_path / "x.json").output
 
 
+TEXT_AS_KL = '{"candidates": [{"name": "chosen", "wiring": [], "measured": {"refitted": "0.1"}}]}'
+
+
 @pytest.mark.parametrize(
-    "content", ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}']
+    "content",
+    ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}', TEXT_AS_KL],
 )
 def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
     file = tmp_path / "selection.json"

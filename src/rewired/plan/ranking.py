@@ -197,7 +197,8 @@ def _price(
         runs = [each.generate(shape, candidate.wiring, load, candidate.communicates) for each in machines]
         pairs = zip(standard, runs, strict=True)
         gains = [_value(base, request.goal) / _value(run, request.goal) for base, run in pairs]
-        waiting = [module for module in candidate.wiring.modules if module.is_exposed and candidate.communicates]
+        reduces = candidate.communicates and machine.tp > 1
+        waiting = [module for module in candidate.wiring.modules if module.is_exposed and reduces]
         rows.append(
             Priced(
                 candidate,

@@ -126,5 +126,7 @@ def selected(file: Path, shape: Shape) -> list[Candidate]:
 
 def _selected(entry: dict[str, Any], shape: Shape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
-    measured = entry.get("measured") or {}
-    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, measured.get("refitted"))
+    kl = (entry.get("measured") or {}).get("refitted")
+    if type(kl) not in (int, float, type(None)):
+        raise TypeError
+    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, kl)
