@@ -23,6 +23,9 @@ def check_free(out: Path, source: Path | None, force: bool) -> None:
     if source is not None and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
         raise ValueError(f"{out} is, or holds, the source: choose another folder for the result.")
     if not (out.exists() or out.is_symlink()):
+        parent = next(folder for folder in out.absolute().parents if folder.exists())
+        if not parent.is_dir():
+            raise ValueError(f"{parent} is a file: choose another folder for the result.")
         return
     if not force:
         raise ValueError(f"{out} exists: choose another name, or replace it with --force.")

@@ -81,7 +81,7 @@ def check_together(models: Sequence[Model], ranks: int) -> None:
         with loading(f"{model.name} cannot be loaded"):
             config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
         if family := family_of(config.model_type):
-            check_ranks(family, config, ranks)
+            check_ranks(family, config, ranks, "--tp")
         if load_tokenizer(model.folder).get_vocab() != load_tokenizer(first.folder).get_vocab():
             raise ValueError(
                 f"{first.name} and {model.name} have different vocabularies, so their tokens cannot be compared: "

@@ -79,4 +79,4 @@ def _check_split(folder: Path, ranks: int) -> None:
     if family_of(read_json(folder / "config.json").get("model_type")):
         checkpoint = Checkpoint.open(folder)
         tp_shards = checkpoint.shards() if checkpoint.wiring.depends_on_shards else None
-        checkpoint.shape.family.check_ranks(checkpoint.shape, ranks, tp_shards)
+        checkpoint.shape.family.check_ranks(checkpoint.shape, ranks, tp_shards, "--tp")

@@ -113,7 +113,7 @@ def _checked_config(folder: Path, tp: TpSize) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tp_plan(config, tp)
     if family := family_of(config.model_type):
-        check_ranks(family, config, tp.x)
+        check_ranks(family, config, tp.x, "--tp")
     return config
 
 

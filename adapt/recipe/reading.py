@@ -60,9 +60,11 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of the recipe in `path`, over those of the one that it extends; `seen` are those that extend it."""
     if path.resolve() in seen:
         raise ValueError(f"{path} extends itself.")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a recipe, which is a YAML file.")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (IsADirectoryError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: a recipe is a mapping of keys to values.")

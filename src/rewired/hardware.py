@@ -20,6 +20,7 @@ class Hardware:
     gpus_per_node: int
     link_bandwidth: float  # within a node, in one direction
     network_bandwidth: float  # between nodes, in one direction
+    computes_fp8: bool = True  # else it reads FP8 weights and multiplies in 16 bits
     measured: str | None = None  # its name in plan's collectives.csv
     device: str | None = None  # the GPU's name in CUDA
 

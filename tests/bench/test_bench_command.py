@@ -186,6 +186,16 @@ def test_one_rank_among_emulated_ones(tmp_path: Path) -> None:
     assert bench(tmp_path / "again", *SMALL, *again)["rows"]
 
 
+def test_an_emulation_needs_the_times_of_as_many_ranks(tmp_path: Path) -> None:
+    link = tmp_path / "two.json"
+    times = [{"gpus": 2, "bytes": size, "seconds": 1e-5} for size in (1e3, 1e6)]
+    link.write_text(json.dumps({"rows": [], "all_reduce": times}))
+    options = (*SMALL, "--tp", "2,8", "--eager", "--emulated", "--link", link, "--out", tmp_path / "out")
+    refused = run("bench", *options)
+    assert (refused.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert "has all-reduces of 2 ranks, and none of 8: bench with --tp 8, or give --tp 2 here." in refused.stderr
+
+
 @needs_links
 def test_over_a_slow_link(tmp_path: Path) -> None:
     results = bench(tmp_path, *SMALL, "--eager", "--link", "1gbit")
@@ -201,8 +211,10 @@ def test_over_a_slow_link(tmp_path: Path) -> None:
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    done = run("bench", *SMALL, "--out", tmp_path / "out")
-    assert (done.exit_code, done.stderr) == (2, f"rewired bench: {tmp_path / 'out'} is a file: give --out a folder.\n")
+    for out in (tmp_path / "out", tmp_path / "out" / "sub" / "sub"):
+        done = run("bench", *SMALL, "--out", out)
+        sentence = f"rewired bench: {tmp_path / 'out'} is a file: give --out a folder.\n"
+        assert (done.exit_code, done.stderr) == (2, sentence)
 
 
 REFUSED = {

@@ -9,8 +9,9 @@ from transformers import LlamaConfig
 
 from rewired.bench.communication import bytes_sent
 from rewired.bench.contenders import STANDARD, Contender, contenders
+from rewired.bench.emulated import join
 from rewired.bench.models import SharedWeights, build, mesh_of, meshes_of, shard
-from rewired.bench.request import BenchRequest
+from rewired.bench.request import BenchRequest, Emulation
 from rewired.bench.runs import TrainingSteps
 from rewired.checkpoint.named_shapes import named_shapes
 from rewired.grid.size import TpSize
@@ -20,7 +21,7 @@ TINY = named_shapes()["tiny"]  # 4 layers, hidden size 64, a vocabulary of 512
 TOKENS, RANKS = 10, 2
 
 # updates of 64 channels that are reduced, the embedding's among them
-REDUCED = {"stock": 9.0, "standard": 9.0, "ladder": 9.0, "desync-4x": 3.0, "partial-0.5": 2 + 7 / 2}
+REDUCED = {"stock": 9.0, "standard": 9.0, "ladder": 9.0, "desync-2x": 5.0, "desync-4x": 3.0, "partial-0.5": 2 + 7 / 2}
 
 
 LOGITS = (RANKS - 1) * 512 / RANKS * 4  # of the last token, gathered
@@ -39,6 +40,7 @@ def test_bytes_of_a_prefill() -> None:
     assert [of_rank["own"] for of_rank in counted] == [pytest.approx(embedding + packed + LOGITS)] * RANKS
     # and where a rank holds two of four shards, a part of each
     assert [of_rank["of 4 shards"] for of_rank in counted] == [pytest.approx(embedding + 1.5 * packed + LOGITS)] * RANKS
+    assert run_on_ranks(bytes_of_a_lone_prefill, 1) == counted[:1]
 
 
 def test_bytes_of_a_training_step_under_fsdp2() -> None:
@@ -63,6 +65,13 @@ def bytes_of_a_step() -> float:
     return bytes_sent(step)
 
 
+def bytes_of_a_lone_prefill() -> dict[str, float]:
+    """By a rank whose others are emulated."""
+    distributed.destroy_process_group()
+    join(RANKS, "h100:nccl", torch.device("cpu"), Emulation())
+    return bytes_of_a_prefill()
+
+
 @torch.no_grad()
 def bytes_of_a_prefill() -> dict[str, float]:
     config = LlamaConfig(**TINY.config())
@@ -71,7 +80,8 @@ def bytes_of_a_prefill() -> dict[str, float]:
     tokens = torch.ones(1, TOKENS, dtype=torch.long)
     counted = {}
     models = {
-        each.name: (each, RANKS) for each in contenders(["ladder", "desync-4x", "partial-0.5", "own"], TINY, INT8)
+        each.name: (each, RANKS)
+        for each in contenders(["ladder", "desync-2x", "desync-4x", "partial-0.5", "own"], TINY, INT8)
     }
     for name, (contender, tp_shards) in {**models, "of 4 shards": (models["own"][0], 4)}.items():
         model = build(contender, config, tp_shards, mesh)

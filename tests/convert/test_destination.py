@@ -190,6 +190,12 @@ def test_an_existing_out_is_kept_unless_forced(source: Path, tmp_path: Path) -> 
     assert snapshot(out) == before
 
 
+def test_a_file_on_the_way_to_out_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'file'} is a file: choose another folder for the result."):
+        convert(source, tmp_path / "file" / "out", LINK)
+
+
 def test_force_replaces_all_of_a_checkpoint(source: Path, tmp_path: Path) -> None:
     (make_llama(tmp_path / "out") / "stale.safetensors").write_text("of the old one")
     convert(source, tmp_path / "out", LINK, force=True)

@@ -250,7 +250,7 @@ BAD = {
     "engine": (["ladder", "--engine", "steam"], "--engine steam is not known: choose transformers or vllm."),
     "no vLLM": (["ladder", "--engine", "vllm"], "--engine vllm needs the package 'vllm', which is not installed: "),
     "no GPU": (["ladder", "--device", "cuda", "--tp", "2"], "2 ranks would take 2 GPUs and there are "),
-    "ranks": (["ladder", "--tp", "3"], "tp_size 3 does not divide "),
+    "ranks": (["ladder", "--tp", "3"], "--tp 3 does not divide "),
     "no text": (["ladder", "--text", "nothing.txt"], "The text nothing.txt cannot be read: "),
     "short text": (["ladder", "--text", "short.txt"], "The text is too short"),
     "long windows": (["ladder", "--window", "600"], "dense reads at most 512 tokens: give a --window up to that."),

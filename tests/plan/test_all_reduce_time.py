@@ -86,6 +86,9 @@ def test_one_gpu_reduces_nothing_and_two_nodes_take_longer() -> None:
     reduce = AllReduce(curves_of(sheet, "nccl"), Ring(0, 0, 1e11), Network(7e-6, 4e11), sheet.gpus_per_node)
     assert reduce.seconds(1e6, 1) == 0
     assert reduce.seconds(1e6, 16) > reduce.seconds(1e6, 8) > 0
+    alone = replace(reduce, gpus_per_node=1, halves=halves_of(sheet))  # one GPU a node: the network and nothing else
+    assert alone.seconds(1e6, 4) == pytest.approx(Network(7e-6, 4e11).at(1e6, 4, 4))
+    assert alone.quantised_seconds(1e6, 4) == pytest.approx(alone.seconds(1e6, 4))
 
 
 def test_what_was_not_measured_is_refused() -> None:

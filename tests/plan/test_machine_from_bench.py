@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,36 @@ def test_measured_all_reduces_take_the_place_of_ours(tmp_path: Path) -> None:
     content = report(machine) | {"all_reduce": [{"gpus": 2, "bytes": 2**power, "seconds": 1e-3} for power in (10, 30)]}
     found = calibrated(machine, written(content, tmp_path))
     assert found.all_reduce.seconds(2**20, 2) == pytest.approx(1e-3 + machine.engine.slack)
+
+
+def test_all_reduces_measured_over_two_nodes_have_the_network_in_them(tmp_path: Path) -> None:
+    machine = serving_machine("h100", "nccl", 16)
+    times = [{"gpus": 16, "bytes": 2**power, "seconds": 1e-3} for power in (10, 30)]
+    found = calibrated(machine, written(report(machine) | {"all_reduce": times}, tmp_path)).all_reduce
+    assert found.seconds(2**20, 16) == pytest.approx(1e-3 + machine.engine.slack)
+    assert found.latency(2**20, 16) == pytest.approx(1e-3)
+    assert found.quantised_seconds(2**20, 16) == pytest.approx(1e-3 + 2 * machine.engine.slack)
+
+
+@pytest.mark.parametrize(("measured", "tp", "missing"), [(2, 8, 8), (2, 16, 8), (16, 8, 8), (16, 32, 8), (4, 8, 8)])
+def test_all_reduces_of_other_ranks_are_refused(measured: int, tp: int, missing: int, tmp_path: Path) -> None:
+    machine = serving_machine("h100", "nccl", measured)
+    times = [{"gpus": measured, "bytes": 2**power, "seconds": 1e-3} for power in (10, 30)]
+    file = written(report(machine) | {"all_reduce": times}, tmp_path)
+    sentence = f"{file} has all-reduces of {measured} ranks, and none of {missing}: bench with --tp {missing}, or give "
+    with pytest.raises(ValueError, match=re.escape(f"{sentence}--tp {measured} here.")):
+        calibrated(serving_machine("h100", "nccl", tp), file)
+    calibrated(machine, file)
+
+
+def test_those_of_a_node_serve_for_several(tmp_path: Path) -> None:
+    """And for fewer ranks than were measured; one rank needs none."""
+    machine = serving_machine("h100", "nccl", 8)
+    times = [{"gpus": 8, "bytes": 2**power, "seconds": 1e-3} for power in (10, 30)]
+    file = written(report(machine) | {"all_reduce": times}, tmp_path)
+    assert calibrated(serving_machine("h100", "nccl", 16), file).all_reduce.seconds(2**20, 16) > 1e-3
+    assert calibrated(serving_machine("h100", "nccl", 4), file).all_reduce.within_node(2**20, 4) == pytest.approx(1e-3)
+    assert calibrated(serving_machine("h100", "nccl", 1), file).all_reduce.seconds(2**20, 1) == 0
 
 
 def test_messages_of_32_bits_count_as_those_of_16(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rewired.convert import cli as convert_cli
 from rewired.plan.cli import add_commands
 from rewired.plan.ranking import convert_command
 from rewired.plan.wirings import RANKED, candidates, selected
+from tests.rewired.tiny import rewired_model
 
 TINY = ["tiny", "--prompt", "64", "--new", "8"]
 
@@ -137,8 +138,24 @@ def test_two_nodes_are_slower() -> None:
     )
 
 
+def test_nodes_are_told_apart() -> None:
+    """Eight GPUs of one node, of two and of eight: each next one pays more of the network."""
+    bounds = [plan("llama-3.1-8b", "--gpus", gpus)["rows"][0]["speedup"] for gpus in ("8", "1x8", "2x4", "8x1")]
+    assert bounds[0] == bounds[1] < bounds[2] < bounds[3]
+
+
+def test_a_number_of_gpus_fills_the_machine_s_own_nodes() -> None:
+    """Of eight H100s, in inference and in training; and the title says so."""
+    for goal in ("latency", "train"):
+        arguments = ("llama-3.1-8b", "--goal", goal, "--batch", 16)
+        assert plan(*arguments, "--gpus", 16) == plan(*arguments, "--gpus", "2x8") != plan(*arguments, "--gpus", "1x16")
+    assert "on 2x8 H100 SXM, TP 16" in run("llama-2-7b", "--gpus", 16).output
+    assert "--nnodes 2 --nproc-per-node 8" in run("llama-3.1-8b", "--goal", "train", "--gpus", 16).output
+
+
 def test_one_gpu_has_nothing_to_win() -> None:
-    assert {row["speedup"] for row in plan(*TINY, "--gpus", 1)["rows"]} == {1.0}
+    rows = plan(*TINY, "--gpus", 1, "--all")["rows"]
+    assert {(row["speedup"], row["exposed_all_reduces"], row["exposed_bytes"]) for row in rows} == {(1.0, 0, 0)}
 
 
 def test_the_printed_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +216,17 @@ def test_a_checkpoint_s_folder(tmp_path: Path) -> None:
     assert plan(tmp_path)["rows"][0]["speedup"] == plan("tiny")["rows"][0]["speedup"]
 
 
+@pytest.mark.parametrize("goal", ["latency", "train"])
+def test_a_rewired_folder_is_not_taken_for_the_dense_model(goal: str, tmp_path: Path) -> None:
+    """Unless all of its layers are standard."""
+    for preset, is_refused in (("ladder", True), ("standard", False)):
+        config = rewired_model([{"layers": "0-2", "preset": preset}], 4, num_hidden_layers=2).config
+        config.save_pretrained(tmp_path)
+        done = run(tmp_path, "--goal", goal, "--gpus", 4)
+        assert (done.exit_code == 2) == is_refused
+        assert ("is rewired already: plan for the dense model that it was made from." in done.stderr) == is_refused
+
+
 def test_the_frontier_of_select(tmp_path: Path) -> None:
     """Its candidates come beside ours, with the KL that was measured of this very model."""
     entry = {"name": "chosen", "wiring": [{"layers": "1-3", "preset": "ladder"}], "measured": {"refitted": 0.0001}}
@@ -220,8 +248,24 @@ def test_other_choices_of_a_selection_are_made_by_their_text(tmp_path: Path) -> 
     assert commands[1] == "convert tiny --wiring desync-4x-peek@1-3 --tp-shards 8 --refit"
 
 
+def test_the_title_names_whose_all_reduces_count(tmp_path: Path) -> None:
+    numbers = {"tp": 8, "batch": 1, "prompt": 64, "prefill_seconds": 1e-3, "decode_seconds": 1e-4}
+    rows = [{"wiring": wiring, "model": "tiny", **numbers} for wiring in ("standard", "none")]
+    times = [{"gpus": 8, "bytes": size, "seconds": 1e-5} for size in (1e3, 1e9)]
+    for content, words in (
+        ({}, "all-reduces of vllm; "),
+        ({"all_reduce": times}, f"all-reduces of {tmp_path}/x.json; "),
+    ):
+        (tmp_path / "x.json").write_text(json.dumps({"rows": rows} | content))
+        assert words in run(*TINY, "--calibrate", tmp_path / "x.json").output
+
+
+TEXT_AS_KL = '{"candidates": [{"name": "chosen", "wiring": [], "measured": {"refitted": "0.1"}}]}'
+
+
 @pytest.mark.parametrize(
-    "content", ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}']
+    "content",
+    ["[]", "{", '{"candidates": [1]}', '{"candidates": []}', '{"candidates": [{"name": 1}]}', TEXT_AS_KL],
 )
 def test_what_is_no_selection(content: str, tmp_path: Path) -> None:
     file = tmp_path / "selection.json"
@@ -281,6 +325,10 @@ BAD = {
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),
     "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is not a number of GPUs"),
+    "nodes": (
+        [*TINY, "--gpus", "12"],
+        "--gpus 12 does not fill nodes of 8 H100 SXM: give a multiple of 8, or nodes too",
+    ),
     "batch": ([*TINY, "--batch", "1,x"], "--batch 1,x is not a list of batches"),
     "prompt": ([*TINY, "--prompt", "0"], "--prompt is 0: it must be at least 1"),
     "goal": ([*TINY, "--goal", "fun"], "There is no goal 'fun'"),
@@ -288,10 +336,13 @@ BAD = {
     "memory": (["llama-3.1-405b"], "Batch 1 does not fit: 105.1 GB of weights"),
     "frontier": ([*TINY, "--frontier", "none.json"], "There is no file none.json"),
     "calibrate": ([*TINY, "--calibrate", "none.json"], "none.json is not a JSON file"),
-    "train": ([*TINY, "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
+    "train": (["tiny", "--goal", "train", "--max-kl", "1"], "--max-kl means nothing for a training"),
+    "trained tokens": (["tiny", "--goal", "train", "--new", "9"], "--new means nothing for a training"),
+    "trained weights": (["tiny", "--goal", "train", "--weights", "int3"], "--weights means nothing for a training"),
+    "trained by": (["tiny", "--goal", "train", "--library", "nccl"], "--library means nothing for a training"),
     "wirings": ([*TINY, "--wirings", "lader"], "'lader' is no wiring"),
     "layers": ([*TINY, "--wirings", "ladder@3-9"], "Layers '3-9' lie beyond the model"),
-    "steps": ([*TINY, "--goal", "train", "--batch", "1,2"], "a training step has one"),
+    "steps": (["tiny", "--goal", "train", "--batch", "1,2"], "a training step has one"),
 }
 
 

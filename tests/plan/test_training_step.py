@@ -10,7 +10,7 @@ from rewired.checkpoint.named_shapes import named_shapes
 from rewired.plan.compute import Rank, Step
 from rewired.plan.grids import plan_grids
 from rewired.plan.machine import serving_machine
-from rewired.plan.training_step import TRAINED, price_steps, training_step
+from rewired.plan.training_step import TRAINED, PricedStep, price_steps, training_step
 from rewired.plan.wirings import wiring_of
 from tests.plan.test_plan_command import plan, run
 
@@ -42,11 +42,21 @@ def test_a_ladder_waits_for_the_last_all_reduce_alone_where_compute_is_slow() ->
 
 
 def test_wirings_are_ranked_between_standard_and_none() -> None:
-    grid = next(grid for grid in plan_grids(SHAPE, MACHINE.hardware, 1, 8, batch=8, tokens=2048).grids if grid.tp == 8)
-    rows = price_steps(SHAPE, "h100", grid, 8, 2048, None)
+    rows = priced(8)
     assert [row.speedup for row in rows] == sorted((row.speedup for row in rows), reverse=True)
     assert (rows[0].name, rows[-1].name, rows[-1].speedup) == ("none", "standard", 1)
     assert len(rows) == len(TRAINED) + 2
+
+
+def test_a_step_on_more_nodes_takes_longer() -> None:
+    standard = [next(row.step.seconds for row in priced(node) if row.name == "standard") for node in (8, 4, 1)]
+    assert standard[0] < standard[1] < standard[2]
+
+
+def priced(gpus_per_node: int) -> list[PricedStep]:
+    """Steps on eight ranks of tensor parallelism."""
+    grid = next(grid for grid in plan_grids(SHAPE, MACHINE.hardware, 1, 8, batch=8, tokens=2048).grids if grid.tp == 8)
+    return price_steps(SHAPE, "h100", gpus_per_node, grid, 8, 2048, None)
 
 
 def test_the_command_prices_what_is_named() -> None:

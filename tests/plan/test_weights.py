@@ -11,6 +11,7 @@ from rewired.checkpoint.shape import weight_bytes
 from rewired.hardware import load as hardware
 from rewired.plan.compute import Rank
 from rewired.plan.engine import load
+from rewired.plan.machine import serving_machine
 from rewired.plan.ranking import PlanRequest, make_ranking
 from rewired.plan.weights import BF16, WEIGHTS
 
@@ -26,6 +27,12 @@ def test_products_read_fewer_bytes_and_some_compute_faster(name: str, traffic: f
     expected = numbers * (2 * traffic + scales) / SHEET.memory_bandwidth
     assert rank.products(one_row, numbers, WEIGHTS[name]) == pytest.approx(expected)
     assert rank.products(many, numbers, WEIGHTS[name]) == pytest.approx(2 * many * numbers / SHEET.flops / speed)
+
+
+def test_an_a100_reads_fp8_weights_and_computes_in_16_bits() -> None:
+    a100, h100 = (serving_machine(name, "vllm", 4, "fp8").weights for name in ("a100", "h100"))
+    assert (a100.bytes, a100.speed) == (1, 1)
+    assert (h100.bytes, h100.speed) == (1, 2)
 
 
 def test_layers_take_less_memory_and_embeddings_as_much() -> None:

@@ -142,7 +142,7 @@ BAD = {
     "no hub": (["nobody/nothing"], "The hub does not answer, and nobody/nothing could not be read"),
     "more ranks than heads": (
         ["hybrid", "--tp", "3000", "--device", "cpu"],
-        "tp_size 3000 does not divide tp_shards 3",
+        "--tp 3000 does not divide tp_shards 3",
     ),
     "no grid": (["hybrid", "--tp", "2x"], "--tp is '2x': give a number of ranks, or a grid of X x Y, such as 2x2."),
     "no GPU": (["hybrid", "--tp", "3", "--device", "cuda"], "3 ranks would take 3 GPUs and there are "),

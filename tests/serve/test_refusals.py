@@ -16,8 +16,8 @@ WITHOUT_TORCH = 'import sys; sys.modules["torch"] = None; from rewired.cli impor
 @pytest.mark.parametrize(
     ("preset", "sentence"),
     [
-        ("desync", "tp_size 3 does not divide tp_shards 4: what this model computes depends on its logical shards"),
-        ("ladder", "tp_size 3 does not divide num_attention_heads 4"),
+        ("desync", "--tp 3 does not divide tp_shards 4: what this model computes depends on its logical shards"),
+        ("ladder", "--tp 3 does not divide num_attention_heads 4"),
     ],
 )
 def test_ranks_that_cannot_share_the_model_are_refused_at_once(preset: str, sentence: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ _ProcessGroup: Any = ProcessGroup  # whose stubs list overloads that torch does 
 class EmulatedGroup(_ProcessGroup):
     """A process group of which this process is rank 0. What it would receive is what it has itself.
 
+    `sent` counts bytes as `communication.py` does: torch's dispatcher does not see what Python calls here.
     `line.scale` makes all times longer or shorter, also in CUDA graphs that were captured before; `scales` has one for
     each link that the group can stand for.
     """
@@ -73,20 +74,24 @@ class EmulatedGroup(_ProcessGroup):
     def __init__(self, ranks: int, times: Times, line: Line, scales: Mapping[str, float]) -> None:
         super().__init__(0, ranks)
         self.times, self.line, self.scales = times, line, scales
+        self.sent, self.share = 0.0, (ranks - 1) / ranks
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         (tensor,) = tensors
+        self.sent += 2 * self.share * tensor.nbytes
         return self.line.run(self.times.all_reduce(tensor.nbytes), tensor, tensor)
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         (output,), (own,) = outputs, inputs
+        self.sent += self.share * output.nbytes
         return self.line.run(self.times.all_gather(output.nbytes), own, output)
 
     def alltoall_base(
         self, output: torch.Tensor, rows: torch.Tensor, received: list[int], sent: list[int], opts: Any = None
     ) -> Work:
+        self.sent += self.share * rows.nbytes
         return self.line.run(self.times.all_to_all(rows.nbytes), rows, output)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Work:
@@ -96,6 +101,7 @@ class EmulatedGroup(_ProcessGroup):
         return self.line.run(seconds, row, row.zero_())
 
     def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Work:
+        self.sent += tensors[0].nbytes
         return _Done()
 
     def barrier(self, opts: Any = None) -> Work:

@@ -6,7 +6,7 @@ Over an emulated link gloo's threads have real-time priority: they stand for the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
@@ -31,10 +31,10 @@ _Result = TypeVar("_Result")
 TIMEOUT_SECONDS = 1800.0  # of a collective: one rank may compile much longer than another
 
 
-def check_link(request: BenchRequest) -> None:
+def check_link(request: BenchRequest, tp_sizes: Sequence[int]) -> None:
     """Raise ValueError where `request.link` is none that this run can have."""
     if request.emulation is not None:
-        _check_emulation(request)
+        _check_emulation(request, tp_sizes)
         return
     if request.link is None:
         return
@@ -52,10 +52,11 @@ def check_link(request: BenchRequest) -> None:
     link.check_machine()
 
 
-def _check_emulation(request: BenchRequest) -> None:
+def _check_emulation(request: BenchRequest, tp_sizes: Sequence[int]) -> None:
     if torchrun.is_joined() or request.engine != TRANSFORMERS:
         raise ValueError("--emulated is for one process that runs transformers: leave out torchrun and --engine.")
-    Times.of(request.link or "", 2)
+    for ranks in tp_sizes:
+        Times.of(request.link or "", ranks)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def bench(
     only number of ranks, and the first one's results are whole. Raises ValueError for what cannot be measured here,
     RankError where a rank fails.
     """
-    check_link(request)
+    check_link(request, tp_sizes)
     if request.trains and profiles:
         raise ValueError("--profile traces a prefill, and --train times none: leave one of them out.")
     if request.engine == VLLM:
@@ -61,8 +61,9 @@ def bench(
     for job in jobs:
         copies = copies_of_weights(job.contenders, job.config, job.tp_shards, job.tp)
         check_memory(request, model.for_ranks(job.tp).shape, job.tp, max(batches), len(rivals), copies)
-    if os.path.lexists(out) and not out.is_dir():
-        raise ValueError(f"{out} is a file: give --out a folder.")
+    found = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if not found.is_dir():
+        raise ValueError(f"{found} is a file: give --out a folder.")
     content = provenance.content(model.folder) if model.folder else None
     measured = CellFile(out, request, content)
     if request.engine == VLLM and NONE in request.wirings:

@@ -159,17 +159,17 @@ class Family:
             else kv_heads
         )
 
-    def check_ranks(self, config: Any, ranks: int, tp_shards: int | None) -> None:
-        """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model.
+    def check_ranks(self, config: Any, ranks: int, tp_shards: int | None, name: str = "tp_size") -> None:
+        """Raise ValueError, naming the numbers, if `ranks` ranks, known as `name`, cannot hold equal parts of a model.
 
         Its function depends on `tp_shards` logical shards, or on none (None).
         """
         if tp_shards is not None and tp_shards % ranks:
             raise ValueError(
-                f"tp_size {ranks} does not divide tp_shards {tp_shards}: what this model computes depends on its "
-                "logical shards, and every rank must hold as many; choose a tp_size that divides."
+                f"{name} {ranks} does not divide tp_shards {tp_shards}: what this model computes depends on its "
+                f"logical shards, and every rank must hold as many; choose a {name} that divides."
             )
-        self.check_shards(config, ranks, "tp_size")
+        self.check_shards(config, ranks, name)
 
 
 def divisors_in_words(number: int) -> str:

@@ -65,9 +65,9 @@ def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:
     return Shards(total, total // ranks, mesh.get_group().group_name)
 
 
-def check_ranks(family: Family, config: Any, ranks: int) -> None:
+def check_ranks(family: Family, config: Any, ranks: int, name: str = "tp_size") -> None:
     """Raise ValueError, naming the numbers, if `ranks` ranks cannot hold equal parts of a model, rewired or not."""
-    family.check_ranks(config, ranks, config.tp_shards if getattr(config, "depends_on_shards", False) else None)
+    family.check_ranks(config, ranks, config.tp_shards if getattr(config, "depends_on_shards", False) else None, name)
 
 
 def _is_split(parameter: torch.Tensor) -> bool:

@@ -92,6 +92,7 @@ class AllReduce:
     fusion_up_to: Mapping[int, float] = field(default_factory=dict)  # bytes of the largest such message, by GPUs
     scale: float = 1.0  # to a machine where they were measured, by --calibrate
     halves: Mapping[int, tuple[Curve, Curve]] = field(default_factory=dict)  # reduce-scatter and all-gather, by GPUs
+    benched: frozenset[int] = frozenset()  # numbers of GPUs that a bench timed, with the network between their nodes
 
     def seconds(self, size: float, gpus: int) -> float:
         """Of `size` bytes on each of `gpus` GPUs; nothing on one."""
@@ -110,12 +111,13 @@ class AllReduce:
         return self.hide
 
     def least_wait(self, size: float, gpus: int) -> float:
-        """What no compute hides of it."""
-        return (1 - self.hidden(size, gpus)) * (self.seconds(size, gpus) - self.latency(size, gpus))
+        """What no compute hides of it. A larger message may have taken less than the smallest."""
+        return (1 - self.hidden(size, gpus)) * max(self.seconds(size, gpus) - self.latency(size, gpus), 0.0)
 
     def waited_seconds(self, size: float, gpus: int) -> float:
         """Of a whole reduction that the next norm waits for: an engine may compute both in one kernel."""
-        saved = self.fusion_saving if size <= self.fusion_up_to.get(gpus, 0) else 0.0
+        is_fused = gpus <= self.gpus_per_node and size <= self.fusion_up_to.get(gpus, 0)
+        saved = self.fusion_saving if is_fused else 0.0
         return max(self.seconds(size, gpus) - self.scale * saved, 0.0)
 
     def quantised_seconds(self, size: float, gpus: int) -> float:
@@ -130,19 +132,25 @@ class AllReduce:
         """
         if gpus == 1:
             return 0.0, 0.0
-        curves = _of_count(self.halves, min(gpus, self.gpus_per_node))
+        curves = _of_count(self.halves, within) if (within := self._together(gpus)) > 1 else None
         half = self.within_node(size, gpus) / 2
         first, second = (curve.at(size) for curve in curves) if curves else (half, half)
         other = self._between_nodes(size, gpus) / 2 + self.slack
         return self.scale * (first + other), self.scale * (second + other)
 
+    def _together(self, gpus: int) -> int:
+        """How many of them need no network on top: a node's, or all of those whose times have it in them."""
+        return gpus if gpus in self.benched else min(gpus, self.gpus_per_node)
+
     def _between_nodes(self, size: float, gpus: int) -> float:
-        nodes = math.ceil(gpus / self.gpus_per_node)
+        nodes = math.ceil(gpus / self._together(gpus))
         return self.network.at(size, nodes, gpus) if nodes > 1 else 0.0
 
     def within_node(self, size: float, gpus: int) -> float:
         """What a node's share of `gpus` GPUs takes among themselves."""
-        within = min(gpus, self.gpus_per_node)
+        within = self._together(gpus)
+        if within == 1:
+            return 0.0
         curve = _of_count(self.curves, within)
         return curve.at(size) if curve else self.ring.at(size, within)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from rewired import hardware as machines
 from rewired.cli import positive_integers, report_errors
+from rewired.hardware import Hardware
 from rewired.model.wiring_text import parse_wirings
 
 from .weights import BF16
@@ -24,17 +27,21 @@ def _plan(
     model: Annotated[
         str, typer.Argument(help="A shape (llama-3.1-70b, llama-3.2-1b, tiny, ...), a folder or a hub id.")
     ],
-    gpus: Annotated[str, typer.Option(metavar="N", help="How many GPUs: 8, or 2x8 for two nodes of eight.")] = "8",
+    gpus: Annotated[str, typer.Option(metavar="N", help="How many GPUs: 8, or 2x4 for two nodes of four.")] = "8",
     hardware: Annotated[
         str, typer.Option(help="h100, h200, a100, b200, l40s or rtx-pro-6000; gaudi3 without measured all-reduces.")
     ] = "h100",
-    library: Annotated[str, typer.Option(help="Whose all-reduce kernels: vllm, vllm-fused, trtllm or nccl.")] = "vllm",
-    weights: Annotated[str, typer.Option(help="What the weights are in: bf16, fp8, int8 or int4.")] = BF16.name,
+    library: Annotated[
+        str | None, typer.Option(help="Whose all-reduce kernels: vllm (by default), vllm-fused, trtllm or nccl.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="What the weights are in: bf16 (by default), fp8, int8 or int4.")
+    ] = None,
     tp: Annotated[
         int | None, typer.Option(metavar="R", help="Tensor-parallel degree; all GPUs by default, fewer give replicas.")
     ] = None,
     prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt or of a training sequence.")] = 2048,
-    new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 256,
+    new: Annotated[int | None, typer.Option(metavar="N", help="Tokens to generate, by default 256.")] = None,
     batch: Annotated[
         str | None,
         typer.Option(metavar="N,...", help="Sequences at once, by default 1,16,64; for training one a GPU."),
@@ -80,11 +87,11 @@ def _plan(
     ```
     """
     with report_errors("rewired plan"):
-        nodes, gpus_per_node = _gpus(gpus)
+        total, gpus_per_node = _gpus(gpus, machines.load(hardware))
         if goal == "train":
-            for_inference = {"--tp": tp, "--max-kl": max_kl, "--frontier": frontier}
-            _check_unused(for_inference | {"--all": every or None, "--calibrate": calibrate})
-            _train(model, hardware, nodes, gpus_per_node, batch, prompt, wirings, explain, as_json)
+            for_inference = {"--library": library, "--weights": weights, "--tp": tp, "--new": new, "--max-kl": max_kl}
+            _check_unused(for_inference | {"--all": every or None, "--frontier": frontier, "--calibrate": calibrate})
+            _train(model, hardware, total, gpus_per_node, batch, prompt, wirings, explain, as_json)
             return
         from .ranking import PlanRequest, make_ranking
         from .report import print_plan, to_json
@@ -92,12 +99,13 @@ def _plan(
         request = PlanRequest(
             model,
             hardware,
-            library,
-            weights,
-            nodes * gpus_per_node,
+            library or "vllm",
+            weights or BF16.name,
+            total,
+            gpus_per_node,
             tp,
             prompt,
-            new,
+            256 if new is None else new,
             positive_integers("--batch", batch or "1,16,64", "batches"),
             goal,
             None if wirings is None else tuple(parse_wirings(wirings)),
@@ -122,7 +130,7 @@ def _check_unused(options: Mapping[str, object]) -> None:
 def _train(
     model: str,
     hardware: str,
-    nodes: int,
+    gpus: int,
     gpus_per_node: int,
     batch: str | None,
     tokens: int,
@@ -130,36 +138,43 @@ def _train(
     explain: bool,
     as_json: bool,
 ) -> None:
-    from rewired import hardware as machines
-    from rewired.checkpoint.named_shapes import find_shape
-
     from .grids import plan_grids, print_grids, to_json
     from .training_step import price_steps, print_steps, steps_json
+    from .wirings import dense_shape
 
-    sequences = positive_integers("--batch", batch or str(nodes * gpus_per_node), "batches")
+    sequences = positive_integers("--batch", batch or str(gpus), "batches")
     if len(sequences) > 1:
         raise ValueError(f"--batch {batch} names several numbers: a training step has one.")
     if tokens < 1:
         raise ValueError(f"--prompt is {tokens}: it must be at least 1.")
-    shape, sheet = find_shape(model), machines.load(hardware)
-    plan = plan_grids(shape, sheet, nodes, gpus_per_node, sequences[0], tokens)
+    shape, sheet = dense_shape(model), machines.load(hardware)
+    nodes, in_each = math.ceil(gpus / gpus_per_node), min(gpus, gpus_per_node)
+    plan = plan_grids(shape, sheet, nodes, in_each, sequences[0], tokens)
     grid = next((grid for grid in plan.grids if grid.tp > 1 == grid.y), None)
     if wirings is not None and grid is None:
         raise ValueError("No grid with tensor parallelism fits, so --wirings means nothing.")
     texts = None if wirings is None else parse_wirings(wirings)
-    steps = price_steps(shape, hardware, grid, sequences[0], tokens, texts) if grid else []
+    steps = price_steps(shape, hardware, in_each, grid, sequences[0], tokens, texts) if grid else []
     if as_json:
         print(json.dumps(to_json(plan) | {"wirings": steps_json(steps)}, indent=2))
         return
-    step, gpus = f"a step of {sequences[0]} x {tokens} tokens", f"{nodes}x{gpus_per_node} {sheet.title}"
-    print_grids(plan, f"{model}, {step} on {gpus}, milliseconds", explain)
+    step = f"a step of {sequences[0]} x {tokens} tokens"
+    print_grids(plan, f"{model}, {step} on {nodes}x{in_each} {sheet.title}, milliseconds", explain)
     if grid:
         print_steps(steps, grid)
 
 
-def _gpus(text: str) -> tuple[int, int]:
-    """Nodes, and GPUs in each."""
+def _gpus(text: str, sheet: Hardware) -> tuple[int, int]:
+    """How many in all, and in a node: the machine's own, where only a number is given."""
     matched = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", text)
     if not matched:
         raise ValueError(f"--gpus {text} is not a number of GPUs: give 8, or 4x8 for four nodes of eight.")
-    return int(matched[1] or 1), int(matched[2])
+    gpus, node = int(matched[2]), sheet.gpus_per_node
+    if matched[1]:
+        return int(matched[1]) * gpus, gpus
+    if gpus > node and gpus % node:
+        raise ValueError(
+            f"--gpus {gpus} does not fill nodes of {node} {sheet.title}: give a multiple of {node}, or nodes too, such "
+            "as 2x6."
+        )
+    return gpus, node

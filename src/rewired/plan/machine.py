@@ -14,7 +14,7 @@ from .all_reduce_time import AllReduce, Network, Ring, curves_of, fusion_of, hal
 from .compute import Rank, Step
 from .engine import Engine
 from .pass_time import PassTime, pass_time
-from .weights import BF16, Weights, weights_called
+from .weights import BF16, Weights, weights_on
 
 # How wrong all-reduce times and the hidden share may be: most published speedups lie within (docs/plan-checks.md).
 COMMUNICATION_ERROR = 0.2
@@ -78,10 +78,17 @@ class Machine:
         return replace(self, all_reduce=replace(self.all_reduce, scale=scale, hide=hide))
 
 
-def serving_machine(hardware: str, library: str, tp: int, weights: str = BF16.name) -> Machine:
-    """An engine such as vLLM on hardware of that name. Raises ValueError for unknown names."""
+def serving_machine(
+    hardware: str, library: str, tp: int, weights: str = BF16.name, gpus_per_node: int | None = None
+) -> Machine:
+    """An engine such as vLLM on hardware of that name, in nodes of its own size if `gpus_per_node` is None.
+
+    Raises ValueError for unknown names.
+    """
     sheet, engine = machines.load(hardware), engines.load("serving")
-    return Machine(sheet, engine, all_reduces(sheet, engine, library), tp, weights_called(weights))
+    if gpus_per_node:
+        sheet = replace(sheet, gpus_per_node=gpus_per_node)
+    return Machine(sheet, engine, all_reduces(sheet, engine, library), tp, weights_on(sheet, weights))
 
 
 def all_reduces(sheet: Hardware, engine: Engine, library: str) -> AllReduce:

@@ -69,7 +69,10 @@ def calibrated(machine: Machine, file: Path) -> Machine:
 
 
 def with_all_reduces(machine: Machine, file: Path) -> Machine:
-    """With the times of all-reduces that a bench measured, if it did. Raises ValueError for another kind of file."""
+    """With the times of all-reduces that a bench measured, if it did.
+
+    Raises ValueError for another kind of file, and for one that measured other numbers of ranks.
+    """
     report = _report(file)
     times = _of_its_link(report, "all_reduce")
     is_wide = report.get("request", {}).get("dtype") == "float32"
@@ -124,8 +127,21 @@ def _with_curves(machine: Machine, entries: Sequence[Any], width: float, file: P
     for entry in entries:
         gpus, size, seconds = _fields(entry, ("gpus", "bytes", "seconds"), "an all_reduce", file)
         points.setdefault(gpus, {})[size * width] = seconds
+    _check_covered(machine, sorted(points), file)
     curves = {gpus: Curve.through(by_size) for gpus, by_size in points.items()}
-    return replace(machine, all_reduce=replace(machine.all_reduce, curves=curves, halves={}))
+    all_reduce = replace(machine.all_reduce, curves=curves, halves={}, benched=frozenset(curves))
+    return replace(machine, all_reduce=all_reduce)
+
+
+def _check_covered(machine: Machine, measured: Sequence[int], file: Path) -> None:
+    """Raise ValueError where neither so many ranks were measured, nor what a node has of them."""
+    node = machine.all_reduce.gpus_per_node
+    within = min(machine.tp, node)
+    if machine.tp > 1 and machine.tp not in measured and not any(within <= ranks <= node for ranks in measured):
+        raise ValueError(
+            f"{file} has all-reduces of {' and '.join(map(str, measured))} ranks, and none of {within}: bench with "
+            f"--tp {within}, or give --tp {measured[-1]} here."
+        )
 
 
 def _scale_compute(machine: Machine, bounds: Sequence[_Row]) -> Machine:

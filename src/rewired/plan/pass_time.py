@@ -71,7 +71,7 @@ def _launched(module: ModuleWiring, rank: Rank, all_reduce: AllReduce, step: Ste
     if module.sections:
         seconds = all_reduce.quantised_seconds(size, gpus) + rank.quantising(step)
         latency = replace(all_reduce, slack=0.0).quantised_seconds(0, gpus)
-        return seconds, (1 - all_reduce.hidden(size, gpus)) * (seconds - latency)
+        return seconds, (1 - all_reduce.hidden(size, gpus)) * max(seconds - latency, 0.0)
     if module.reduce == "all" and not module.overlapped:
         return all_reduce.waited_seconds(size, gpus), 0.0
     return all_reduce.seconds(size, gpus), all_reduce.least_wait(size, gpus)

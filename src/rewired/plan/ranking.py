@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewired.checkpoint.named_shapes import find_shape
 from rewired.checkpoint.shape import USABLE, Shape, cache_bytes, weight_bytes
 from rewired.model.payload import FULL
 from rewired.model.presets import STANDARD
@@ -18,7 +17,7 @@ from rewired.quantities import count
 from .machine import Generation, Load, Machine, serving_machine
 from .machine_from_bench import calibrated
 from .weights import BF16
-from .wirings import DELAYED, Candidate, candidates, selected
+from .wirings import DELAYED, Candidate, candidates, dense_shape, selected
 
 DEFAULT_MAX_KL = 0.25  # nats a token
 GOALS = ("ttft", "latency", "throughput")
@@ -32,6 +31,7 @@ class PlanRequest:
     library: str = "vllm"
     weights: str = BF16.name
     gpus: int = 8
+    gpus_per_node: int | None = None  # as many as the hardware's own nodes have, if None
     tp: int | None = None  # all of the GPUs, if None
     prompt: int = 2048
     new: int = 256
@@ -155,8 +155,8 @@ def make_ranking(request: PlanRequest) -> Ranking:
     """Raises ValueError with one sentence for unknown names, sizes that do not divide, and models that do not fit."""
     request.check()
     tp = request.tp or request.gpus
-    shape = find_shape(request.model).for_shards(tp)
-    machine = serving_machine(request.hardware, request.library, tp, request.weights)
+    shape = dense_shape(request.model).for_shards(tp)
+    machine = serving_machine(request.hardware, request.library, tp, request.weights, request.gpus_per_node)
     shape.check_shards(tp)
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
@@ -197,7 +197,8 @@ def _price(
         runs = [each.generate(shape, candidate.wiring, load, candidate.communicates) for each in machines]
         pairs = zip(standard, runs, strict=True)
         gains = [_value(base, request.goal) / _value(run, request.goal) for base, run in pairs]
-        waiting = [module for module in candidate.wiring.modules if module.is_exposed and candidate.communicates]
+        reduces = candidate.communicates and machine.tp > 1
+        waiting = [module for module in candidate.wiring.modules if module.is_exposed and reduces]
         rows.append(
             Priced(
                 candidate,

@@ -25,9 +25,12 @@ def print_plan(plan: Ranking, explain: bool) -> None:
     console, request, sheet = Console(markup=False), plan.request, plan.machine.hardware
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
     numbers = "" if request.weights == BF16.name else f" in {request.weights}"
-    library = f"of {request.library}" if plan.machine.all_reduce.curves else "by a ring's formula"
+    nodes = request.gpus // sheet.gpus_per_node
+    gpus = f"{nodes}x{sheet.gpus_per_node}" if nodes > 1 else request.gpus
+    whose = request.calibration if plan.machine.all_reduce.benched else request.library
+    library = f"of {whose}" if plan.machine.all_reduce.curves else "by a ring's formula"
     console.print(
-        f"{request.model}{numbers} on {request.gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, "
+        f"{request.model}{numbers} on {gpus} {sheet.title}, TP {plan.machine.tp}{replicas}, "
         f"all-reduces {library}; prompt {request.prompt}, {count(request.new, 'new token')}; ranked by {request.goal}.",
         soft_wrap=True,
         highlight=False,
@@ -121,6 +124,7 @@ def to_json(plan: Ranking) -> dict[str, Any]:
     asked = ("model", "hardware", "library", "weights", "gpus", "prompt", "new", "goal")
     return {
         **{name: getattr(plan.request, name) for name in asked},
+        "gpus_per_node": plan.machine.hardware.gpus_per_node,
         "tp": plan.machine.tp,
         "weight_bytes": plan.weights,
         "cache_bytes": plan.caches,

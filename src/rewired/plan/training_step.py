@@ -49,10 +49,16 @@ class PricedStep:
 
 
 def price_steps(
-    shape: Shape, hardware: str, grid: Grid, batch: int, tokens: int, texts: Sequence[str] | None
+    shape: Shape,
+    hardware: str,
+    gpus_per_node: int,
+    grid: Grid,
+    batch: int,
+    tokens: int,
+    texts: Sequence[str] | None,
 ) -> list[PricedStep]:
     """Best first, on a grid that recomputes activations. Raises ValueError for wirings that cannot be priced."""
-    machine = serving_machine(hardware, "nccl", grid.tp)
+    machine = serving_machine(hardware, "nccl", grid.tp, gpus_per_node=gpus_per_node)
     rank, step = machine.rank(shape), Step(batch // (grid.fsdp * grid.replicate), tokens, tokens)
     steps = {}
     for each in candidates(shape, TRAINED if texts is None else texts):

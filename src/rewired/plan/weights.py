@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rewired.hardware import Hardware
+
 _SCALES = 2 / 128  # bytes of a 16-bit scale for each group of 128 weights, a weight
 
 
@@ -27,8 +29,9 @@ WEIGHTS = {
 BF16 = WEIGHTS["bf16"]
 
 
-def weights_called(name: str) -> Weights:
-    """Raises ValueError for an unknown name."""
+def weights_on(sheet: Hardware, name: str) -> Weights:
+    """Those of that name, as fast as this machine multiplies them. Raises ValueError for an unknown name."""
     if name not in WEIGHTS:
         raise ValueError(f"There are no weights '{name}': choose one of {', '.join(WEIGHTS)}.")
-    return WEIGHTS[name]
+    is_slow = name == "fp8" and not sheet.computes_fp8
+    return WEIGHTS[name]._replace(speed=1.0) if is_slow else WEIGHTS[name]

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
 from rewired.measured_kl import smollm2_gates, smollm2_kl
 from rewired.model.presets import STANDARD
@@ -76,6 +77,16 @@ class Candidate:
         return smollm2_gates(self.wiring) if self.is_rewired and self.measured_kl is None else []
 
 
+def dense_shape(model: str) -> Shape:
+    """Of the model that wirings are planned for. Raises ValueError if there is none, or it is rewired itself."""
+    if shape := named_shape(model):
+        return shape
+    checkpoint = find_checkpoint(model)
+    if checkpoint.wiring.rewired_regions:
+        raise ValueError(f"{model} is rewired already: plan for the dense model that it was made from.")
+    return checkpoint.shape
+
+
 @cache
 def wiring_of(shape: Shape, text: str) -> Wiring:
     """Raises ValueError for a text that is not a wiring of this model."""
@@ -115,5 +126,7 @@ def selected(file: Path, shape: Shape) -> list[Candidate]:
 
 def _selected(entry: dict[str, Any], shape: Shape) -> Candidate:
     wiring = shape.wiring(entry["wiring"])
-    measured = entry.get("measured") or {}
-    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, measured.get("refitted"))
+    kl = (entry.get("measured") or {}).get("refitted")
+    if type(kl) not in (int, float, type(None)):
+        raise TypeError
+    return Candidate(f"{entry['name']}: {wiring_text(wiring.regions)}", wiring, kl)

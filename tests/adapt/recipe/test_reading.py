@@ -71,6 +71,11 @@ def test_what_is_nested_too_deep_is_refused(where: str, tmp_path: Path) -> None:
         read(path, [] if where == "file" else ["--wiring", nested])
 
 
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{tmp_path} is a folder: give a recipe, which is a YAML file."):
+        read(tmp_path, [])
+
+
 def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
     write(tmp_path / "ladder-distill.yaml", **LEAST)
     with pytest.raises(ValueError, match=r"no recipe .*ladder-distil\.yaml: did you mean ladder-distill\.yaml\?"):
