@@ -33,11 +33,9 @@ def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, reques
         return False
     pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
     loses_a_wiring = any(old.is_rewired and not new.is_rewired for old, new in pairs)
-    if loses_a_wiring or refit:
-        if provenance.TRAINED in config:
-            raise _refusal(checkpoint, "trained as it is wired", provenance.TRAINED)
-        if _was_fitted_before(config):
-            raise _refusal(checkpoint, "fitted or trained to an earlier wiring", provenance.AGAIN)
+    for record, what in _TRAININGS.items():
+        if (loses_a_wiring or refit) and _changes(config, record):
+            raise _refusal(checkpoint, what, record)
     if "refit" not in config:
         return False
     if _changes_fitted(checkpoint, wiring, tp_shards, refit):
@@ -50,10 +48,16 @@ def check_weights(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, reques
     return True
 
 
-def _was_fitted_before(config: Mapping[str, Any]) -> bool:
-    """Whether weights are not the original's, by the record of earlier wirings."""
-    record = config.get(provenance.AGAIN, {"layers": (), "ends": False})
-    return bool(record["layers"] or record["ends"])
+_TRAININGS = {
+    provenance.TRAINED: "trained as it is wired",
+    provenance.AGAIN: "fitted or trained to an earlier wiring",
+}
+
+
+def _changes(config: Mapping[str, Any], name: str) -> bool:
+    """Whether there is a record of that name of changed weights: earlier wirings may have had the original's."""
+    record = config.get(name)
+    return record is not None and (name != provenance.AGAIN or bool(record["layers"] or record["ends"]))
 
 
 def _refusal(checkpoint: Checkpoint, what: str, record: str) -> ValueError:
@@ -125,7 +129,7 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
 def check_basis(checkpoint: Checkpoint, gains: Collection[str] = ()) -> None:
     """Raise ValueError where a rotation would leave what fits the channels that there are, such as stored `gains`."""
     for name, what in _IN_A_BASIS.items():
-        if name in checkpoint.config and (name != provenance.AGAIN or _was_fitted_before(checkpoint.config)):
+        if _changes(checkpoint.config, name):
             raise ValueError(
                 f"{checkpoint.folder} was {what} in the basis that it has: --rotate the base that it was made from, "
                 f"{_base(checkpoint.config[name])}."
