@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,8 +15,6 @@ from rewired import hardware as machines
 from rewired.cli import positive_integers, report_errors
 from rewired.hardware import Hardware
 from rewired.model.wiring_text import parse_wirings
-
-from .weights import BF16
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -96,23 +94,22 @@ def _plan(
         from .ranking import PlanRequest, make_ranking
         from .report import print_plan, to_json
 
+        given: Any = {"library": library, "weights": weights, "new": new}
         request = PlanRequest(
             model,
             hardware,
-            library or "vllm",
-            weights or BF16.name,
-            total,
-            gpus_per_node,
-            tp,
-            prompt,
-            256 if new is None else new,
-            positive_integers("--batch", batch or "1,16,64", "batches"),
-            goal,
-            None if wirings is None else tuple(parse_wirings(wirings)),
-            max_kl,
-            every,
-            frontier,
-            calibrate,
+            gpus=total,
+            gpus_per_node=gpus_per_node,
+            tp=tp,
+            prompt=prompt,
+            batches=positive_integers("--batch", batch or "1,16,64", "batches"),
+            goal=goal,
+            wirings=None if wirings is None else tuple(parse_wirings(wirings)),
+            max_kl=max_kl,
+            lists_all=every,
+            frontier=frontier,
+            calibration=calibrate,
+            **{name: value for name, value in given.items() if value is not None},
         )
         plan = make_ranking(request)
         if as_json:
