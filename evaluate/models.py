@@ -68,7 +68,7 @@ def open_model(given: str, name: str) -> Model:
     if not (adapter_folder / "adapter_config.json").is_file():
         raise ValueError(f"{adapter} holds no adapter_config.json: after the + goes the folder of a PEFT adapter.")
     if not (adapter_folder / "adapter_model.safetensors").is_file():
-        raise ValueError(f"{adapter} holds no adapter_model.safetensors: save it as safetensors.")
+        raise ValueError(f"{adapter} holds no adapter_model.safetensors: save the adapter as safetensors.")
     check_basis(adapter_folder, folder)
     digest = hashlib.sha256((_sha256(folder) + _sha256(adapter_folder)).encode()).hexdigest()
     return Model(name, folder, adapter_folder, digest, _tokenizer_sha256(folder))

@@ -29,7 +29,7 @@ def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
     dense = make_dense(tmp_path / "dense")
     adapter = make_adapter(dense, tmp_path / "adapter")
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    with pytest.raises(ValueError, match=f"{adapter} holds no adapter_model.safetensors: save it as safetensors"):
+    with pytest.raises(ValueError, match=f"{adapter} holds no adapter_model.safetensors: save the adapter as"):
         open_model(f"{dense}+{adapter}", "one")
 
 

@@ -64,7 +64,7 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") 
         what = ", in ".join([f"hidden_size {config.hidden_size}", *parts])
         fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
         raise ValueError(f"{name} {size} splits {what} over Y = {size.y}: choose a Y of {fitting}.")
-    # torch 2.13 gathers no DTensor of which Y holds parts of blocks, and FSDP2 a part of what X holds
+    # torch 2.13 cannot gather a weight of which Y splits one side in blocks, and X and FSDP2 the other
     if blocks > 1 and fsdp_size > 1:
         raise ValueError(
             f"{name} {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "

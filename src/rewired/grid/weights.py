@@ -56,9 +56,10 @@ def split(module: nn.Module, placements: Split, mesh: DeviceMesh, blocks: int) -
 
 
 class _InBlocks(DTensorSpec):
-    """Hides from FSDP2, which keeps replicas, that a weight is split already.
+    """Hides from FSDP2 that a weight is split already.
 
-    It would note that its one rank splits these parts again, which no one reads rightly beside parts of blocks.
+    FSDP2 keeps replicas, too. Then it notes its one rank as another split, after Y's, and transformers would read other
+    rows.
     """
 
     @property
