@@ -49,9 +49,9 @@ def load_student(recipe: Recipe, folder: Path, model_init_kwargs: Mapping[str, A
     # backward would run through all the frozen layers below
     model.enable_input_require_grads = lambda: None
     if model.config.tie_word_embeddings:
-        if recipe.is_sharded and (recipe.tp_size == 1 or recipe.fsdp_size > 1):
-            tie(model)
-        elif not recipe.is_sharded:  # the Trainer would miss the head in its checkpoints
+        if recipe.is_sharded:
+            tie(model, in_fsdp=recipe.tp_size == 1 or recipe.fsdp_size > 1)
+        else:  # the Trainer would miss the head in its checkpoints
             model._keys_to_ignore_on_save = [f"{model.family.head}.weight"]
     if not has_adapters:
         model = choose_or_adapt(model, recipe)

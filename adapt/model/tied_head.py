@@ -1,4 +1,4 @@
-"""A head tied to the embedding in a model that FSDP2 shards: transformers leaves there the weight of a step before."""
+"""A head tied to the embedding in a sharded model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from torch.nn.functional import linear
 from .lora import whole
 
 
-def tie(model: Any) -> None:
-    """Make the head of a sharded `model` use the embedding's weight in every step."""
-    model.set_output_embeddings(TiedHead(model.get_input_embeddings()))
+def tie(model: Any, in_fsdp: bool) -> None:
+    """Let a sharded `model` train, and save, its head as the embedding that it is.
+
+    Where FSDP2 shards it, transformers leaves the head the weight of a step before.
+    """
+    if in_fsdp:
+        model.set_output_embeddings(TiedHead(model.get_input_embeddings()))
     model.register_state_dict_post_hook(_with_head)
 
 

@@ -15,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 SAVING = ".saving"  # where checkpoints are written before they are moved into place
 _RECORD = "adapt.json"  # the other files' sizes
+_TORCHS = "inline_container"  # all that torch.save says of a disk
 
 
 def resume_point(folder: Path) -> str | None:
@@ -76,16 +77,21 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, CheckpointException) as error:
-        is_torchs = "inline_container" in str(error)  # all that torch.save says of a disk
-        if isinstance(error, RuntimeError) and not is_torchs:
+        if not _is_of_a_disk(error):
             raise
         shutil.rmtree(folder / SAVING, ignore_errors=True)
-        reason = "torch.save was cut short" if is_torchs else str(error).strip().splitlines()[-1]
+        reason = "torch.save was cut short" if _TORCHS in str(error) else str(error).strip().splitlines()[-1]
         whole, _ = last_whole(folder)
         raise ValueError(
             f"{what} cannot be written ({reason}). Once the disk has room, the same command with --resume goes on from "
             f"{whole or 'the beginning'}."
         ) from None
+
+
+def _is_of_a_disk(error: BaseException) -> bool:
+    if isinstance(error, CheckpointException):
+        return any(_is_of_a_disk(of_rank) for of_rank, _ in error.failures.values())
+    return isinstance(error, OSError | SafetensorError) or _TORCHS in str(error)
 
 
 def _newest_first(folder: Path) -> list[Path]:

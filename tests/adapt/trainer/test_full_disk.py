@@ -6,12 +6,15 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 from rewired.adapt import run
+from rewired.adapt.trainer.checkpoints import disk_errors
 from rewired.adapt.trainer.trainer import AdaptTrainer
 from tests.adapt.world import command, train, weights, write_recipe
 
@@ -25,6 +28,12 @@ def no_file_above(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_is_no_disks_fault_is_not_blamed_on_it(tmp_path: Path) -> None:
+    of_rank = {0: (RuntimeError("tensors share memory"), StackSummary())}
+    with pytest.raises(CheckpointException), disk_errors("checkpoint-4", tmp_path):
+        raise CheckpointException("", of_rank)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

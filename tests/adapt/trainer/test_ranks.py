@@ -158,6 +158,23 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     assert all(torch.equal(found[name], resumed[name]) for name in found)
 
 
+@pytest.mark.parametrize("tp_size", ["2", "1x2"])
+def test_a_tied_model_goes_on_from_its_checkpoint_without_fsdp2(
+    tp_size: str, rows: Path, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Loaded from one, the head and the embedding are one tensor, which safetensors stores under one name only."""
+    tied = make_chat(tmp_path / "tied", tie_word_embeddings=True)
+    changes = {"model": str(tied), "train": "all", "tp_size": tp_size, "max_steps": 4, "save_steps": 2, "eval_steps": 2}
+    recipe = write_recipe(tmp_path / "r.yaml", **keys | changes | {"output_dir": str(tmp_path / "whole")})
+    fork(2, recipe)
+    cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for lost in ("final", "checkpoint-4"):
+        shutil.rmtree(cut / lost)
+    fork(2, recipe, "--output_dir", str(cut), resume=True)
+    resumed = weights(cut / "final")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights(tmp_path / "whole" / "final").items())
+
+
 @pytest.mark.parametrize(("trainer", "caches"), [(AdaptTrainer, True), (ShardedTrainer, False)])
 def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     trainer: type[AdaptTrainer], caches: bool, dense: Path, rows: Path, tmp_path: Path
