@@ -149,7 +149,8 @@ def _evaluate(
         for path, name in zip(cards, results.checks, strict=False):  # a control's is not written
             note_gate(path, results, name, command, date)
         _print(markdown(results, command, date))
-        print(f"wrote {folder / 'report.md'}, results.json and the answers to each item")
+        answers = ", and the answers to each item" if suite or names else ""
+        print(f"wrote {folder / 'report.md'} and results.json{answers}")
         if any(verdict(checks) != PASSED for checks in results.checks.values()):
             raise typer.Exit(1)
 

@@ -66,6 +66,7 @@ def test_a_whole_report_is_written(
 
     printed = capsys.readouterr()
     assert "PIQA" in printed.out
+    assert printed.out.endswith("report.md and results.json, and the answers to each item\n")
     assert "Left out: Task wikitext cannot be loaded: the rows of EleutherAI/wikitext_document_level" in printed.err
     assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "samples"}
     results = json.loads((out / "results.json").read_text())
