@@ -54,7 +54,7 @@ class Recipe:
     )
     streaming: bool = _key(False, "Read datasets while training; needs max_steps.")
     skip_bad: bool = _key(False, "Leave bad rows out and count them.")
-    held_out: int = _key(16, "How many first rows of each dataset only measure KL.")
+    held_out: int = _key(16, "How many rows only measure KL: each dataset's first, in equal shares.")
     train: Literal["all", "rewired", "norms_and_gains", "lora"] = _key("all", "Which weights learn.")
     lora_r: int = _key(16, "The rank of LoRA.")
     lora_alpha: int = _key(32, "The alpha of LoRA, which is scaled by alpha / rank.")
