@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, get_scheduler
+from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
 from .keys import Recipe, Stage
@@ -52,7 +53,12 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
             f"neftune_noise_alpha adds noise to whole embeddings, and tp_size {recipe.grid} splits them: give tp_size "
             f"{int(recipe.grid)}, or leave the noise out."
         )
+    if config.fp16 and config.use_cpu:
+        raise ValueError("fp16 needs a GPU, and there is none: give bf16, or leave it out.")
+    if config.optim == OptimizerNames.ADAFACTOR and recipe.is_sharded:
+        raise ValueError("optim is 'adafactor', which cannot step on sharded weights: give adamw_torch, for example.")
     _check_mappings(config)
+    _check_batches(config.accelerator_config)
     _check_optimizer(config)
     if recipe.distills:
         _check_losses(config)
@@ -105,6 +111,12 @@ def _check_mappings(config: SFTConfig) -> None:
     if options.get("use_reentrant"):
         raise ValueError("use_reentrant: a rewired layer passes on more than one tensor, so leave it out.")
     _check_dtype(config.model_init_kwargs or {})
+
+
+def _check_batches(options: Any) -> None:
+    for name in ("dispatch_batches", "split_batches"):
+        if getattr(options, name):
+            raise ValueError(f"accelerator_config: {name} would change how many rows a rank reads: leave it out.")
 
 
 def _check_dtype(options: Any) -> None:

@@ -136,7 +136,9 @@ def _plain(key: str, value: Any, written: Any) -> Any:
     value = value.written if isinstance(value, TpSize) else getattr(value, "value", value)
     if key.endswith("_steps") and isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, str | int | float | list | dict | None) else written or str(value)
+    if isinstance(value, list):
+        return [getattr(each, "value", each) for each in value]
+    return value if isinstance(value, str | int | float | dict | None) else written or str(value)
 
 
 @cache

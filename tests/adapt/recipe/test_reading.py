@@ -35,8 +35,10 @@ def test_steps_are_whole_numbers(tmp_path: Path) -> None:
 
 def test_what_was_given_can_be_written_again(tmp_path: Path) -> None:
     """Though TRL's config makes an object of it."""
-    path = write(tmp_path / "r.yaml", **LEAST, accelerator_config={"split_batches": True})
-    assert yaml.safe_load(yaml.safe_dump(read(path, [])[0].given))["accelerator_config"] == {"split_batches": True}
+    path = write(tmp_path / "r.yaml", **LEAST, accelerator_config={"even_batches": False})
+    assert yaml.safe_load(yaml.safe_dump(read(path, [])[0].given))["accelerator_config"] == {"even_batches": False}
+    path = write(tmp_path / "r.yaml", **LEAST, debug="underflow_overflow")
+    assert yaml.safe_load(yaml.safe_dump(read(path, [])[0].given))["debug"] == ["underflow_overflow"]
 
 
 def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path: Path) -> None:
@@ -143,6 +145,10 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"kd_weight": 1, "loss_type": "dft"}, "loss_type is not part of the losses against the original"),
         ({"hidden_weight": 1, "label_smoothing_factor": 0.1}, "label_smoothing_factor is not part of the losses"),
         ({"kd_weight": 1, "neftune_noise_alpha": 5}, "neftune_noise_alpha is not part of the losses"),
+        ({"fsdp_size": 2, "optim": "adafactor"}, "optim is 'adafactor', which cannot step on sharded weights"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config: split_batches would change how many"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config: dispatch_batches would change"),
+        ({"use_cpu": True, "fp16": True}, "fp16 needs a GPU, and there is none"),
         ({"refit": "mix"}, "a refit is for a model that is rewired first: give a wiring"),
         ({"tp_shards": 4}, "tp_shards is for a model that is rewired first: give a wiring"),
         ({"stages": [{}, {"refit": "mix"}]}, "a refit fits the original's weights, which only the first stage has"),
