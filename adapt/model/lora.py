@@ -64,7 +64,10 @@ class _WithAdapters:
         super().__init__(config)  # type: ignore[call-arg]
         model: Any = self
         inject_adapter_in_model(self.lora, model)
-        keep_the_streams_dtype(model.get_submodule(name).requires_grad_(True) for name in norms_and_gains(model))
+        for name in norms_and_gains(model):
+            model.get_submodule(name).requires_grad_(True)
+        small = (*model.family.norms, *model.family.gains)  # loading holds those that do not learn in float32, too
+        keep_the_streams_dtype(module for path, module in model.named_modules() if path.endswith(small))
         learn_in_float32(model)
         self.trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 

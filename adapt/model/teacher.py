@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,8 +68,9 @@ def beside(
     """
     first = first_changed(student, changed)
     files = {name: original / info.file for name, info in Checkpoint.open(original).tensors().items()}
-    parts = _Parts(files, dtype or student.dtype, device or student.device)
     family, base, start = student.family, student.base, max(first, 0)
+    embedded: Any = student.get_input_embeddings()
+    parts = _Parts(files, dtype or student.dtype, embedded.weight.dtype, device or student.device)
     config = without_layers(student.config, start)
     with torch.device("meta"):
         model: Any = stock(family, "Model")(config)
@@ -147,6 +148,7 @@ class _Parts:
 
     files: Mapping[str, Path]  # of the original's tensors
     dtype: torch.dtype  # of projections
+    stream_dtype: torch.dtype  # the student's embedding's: autocast leaves it, and norms, as they are
     device: torch.device
 
     def take(self, empty: nn.Module, student_module: nn.Module, name: str, may_share: bool) -> nn.Module:
@@ -154,9 +156,7 @@ class _Parts:
         base: Any = getattr(student_module, "base_layer", student_module)
         if may_share and not is_trained(base):
             return student_module
-        # autocast leaves norms and the embedding in the student's dtype, and so must the teacher's be: the embedding's
-        # dtype is that of the stream
-        dtype = self.dtype if isinstance(empty, nn.Linear) else cast(torch.Tensor, student_module.weight).dtype
+        dtype = self.dtype if isinstance(empty, nn.Linear) else self.stream_dtype
         names = {key: f"{name}.{key}" for key in empty.state_dict()}
         tensors = {key: read_tensor(self.files[name], name).to(self.device, dtype) for key, name in names.items()}
         if isinstance(empty, nn.Linear) and hasattr(base.weight, "quant_state"):

@@ -158,6 +158,20 @@ def test_ranks_learn_what_one_process_does(split: str, alone: tuple[dict[str, An
     assert all(torch.equal(found[name], resumed[name]) for name in found)
 
 
+def test_adapters_on_weights_in_16_bits_learn_from_the_original_without_autocast(
+    rows: Path, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Norms in float32 hand projections what they read; of layers that do not learn, and of the teacher, too."""
+    changes = {"train": "lora", "lora_r": 2, "model_init_kwargs": {"dtype": "bfloat16"}, "max_steps": 2}
+    changes |= {"save_strategy": "no", "logging_steps": 1}
+    alone = {"per_device_train_batch_size": ROWS, "output_dir": str(tmp_path / "alone")}
+    expected = train(tmp_path / "a.yaml", **keys | changes | alone)
+    on_two = {"per_device_train_batch_size": ROWS // 2, "fsdp_size": 2, "output_dir": str(tmp_path / "two")}
+    fork(2, write_recipe(tmp_path / "r.yaml", **keys | changes | on_two))
+    for name in ("kd", "hidden"):
+        assert logged(tmp_path / "two" / "final", name) == pytest.approx(logged(expected, name), rel=0.02) != []
+
+
 @pytest.mark.parametrize("tp_size", ["2", "1x2"])
 def test_a_tied_model_goes_on_from_its_checkpoint_without_fsdp2(
     tp_size: str, rows: Path, keys: dict[str, Any], tmp_path: Path
