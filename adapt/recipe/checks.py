@@ -53,8 +53,6 @@ def check(config: SFTConfig, recipe: Recipe) -> None:
             f"neftune_noise_alpha adds noise to whole embeddings, and tp_size {recipe.grid} splits them: give tp_size "
             f"{int(recipe.grid)}, or leave the noise out."
         )
-    if config.fp16 and config.use_cpu:
-        raise ValueError("fp16 needs a GPU, and there is none: give bf16, or leave it out.")
     if config.optim == OptimizerNames.ADAFACTOR and recipe.is_sharded:
         raise ValueError("optim is 'adafactor', which cannot step on sharded weights: give adamw_torch, for example.")
     _check_mappings(config)
@@ -85,6 +83,8 @@ def check_devices(stage: Stage, ranks: int) -> None:
         )
     if recipe.tp_size > 1 and stage.config.device.type == "cpu":
         raise ValueError("tp_size needs GPUs, since accelerate lets no CPUs share a layer: leave it out here.")
+    if stage.config.fp16 and stage.config.device.type == "cpu":
+        raise ValueError("fp16 needs a GPU, and there is none: give bf16, or leave it out.")
     if recipe.is_sharded and recipe.ranks != ranks:
         raise ValueError(
             f"fsdp_size, dp_replicate_size and tp_size make {recipe.ranks} ranks, and there are {ranks}: launch "

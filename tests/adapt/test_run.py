@@ -239,6 +239,7 @@ def test_a_key_that_no_model_has_is_said(keys: dict[str, Any], tmp_path: Path) -
         ({"train_sampling_strategy": "group_by_length"}, "an order that --resume cannot restore"),
         ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant: "),
         ({"tp_size": 2}, "tp_size needs GPUs"),
+        ({"fp16": True}, "fp16 needs a GPU, and there is none"),
         ({"kd_wieght": 1}, "did you mean 'kd_weight'"),
         ({"chat_template_path": "gone.jinja"}, "chat_template_path: gone.jinja"),
         ({"report_to": "nowhere"}, "nowhere"),

@@ -148,7 +148,6 @@ def test_stages_change_the_recipe_one_after_the_other(tmp_path: Path) -> None:
         ({"fsdp_size": 2, "optim": "adafactor"}, "optim is 'adafactor', which cannot step on sharded weights"),
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config: split_batches would change how many"),
         ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config: dispatch_batches would change"),
-        ({"use_cpu": True, "fp16": True}, "fp16 needs a GPU, and there is none"),
         ({"refit": "mix"}, "a refit is for a model that is rewired first: give a wiring"),
         ({"tp_shards": 4}, "tp_shards is for a model that is rewired first: give a wiring"),
         ({"stages": [{}, {"refit": "mix"}]}, "a refit fits the original's weights, which only the first stage has"),
