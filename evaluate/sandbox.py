@@ -76,8 +76,8 @@ def _listen(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bo
         starting.start()
         report = process.stdout.read(1)
         starting.cancel()
+        started = time.monotonic()  # before the timer's own time begins, which may take a busy machine a while
         running.start()  # the program's time begins when it does
-        started = time.monotonic()
         report += process.stdout.read(_REPORT_BYTES)
         if len(report) > _REPORT_BYTES:
             process.kill()
