@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 RANKS, STEPS = 4, 6
 COMM = {"error_feedback": True, "ranks_per_node": 2}
 DIFFERENCES = COMM | {"weights": "int4-difference"}
+HALF = [{"layers": "1-4", "preset": "partial", "shared_fraction": 0.5}]
 WAYS: dict[str, dict[str, Any]] = {
     # in parts of a step, with activations computed twice and gradients clipped
     "all": {
@@ -42,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "norms": {"train": "norms_and_gains"},  # of a layer's weights few are trained
     "SFT": {"ce_weight": 1.0, "kd_weight": 0.0, "max_grad_norm": 0.5},
     "TP": {"tp_size": 2, "tp_shards": 2, "fsdp_size": 2, "max_grad_norm": 0.5},
+    "grid": {"wiring": HALF, "tp_size": "1x2", "fsdp_size": 2, "max_grad_norm": 0.5},  # FSDP2 splits columns of readers
     "HSDP": {"dp_replicate_size": 2, "fsdp_size": 2, "max_grad_norm": 0.5, "comm": COMM | {"ranks_per_node": 1}},
 }
 

@@ -58,15 +58,16 @@ def test_payloads_are_those_of_one_process(payload: str, width: int, tmp_path: P
         assert is_same.mean() > 0.7
 
 
-def test_replicas_hold_the_same_blocks_of_channels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [{"dp_replicate_size": 2}, {"fsdp_size": 2}])
+def test_replicas_and_fsdp2_hold_blocks_of_channels(sizes: dict[str, int], tmp_path: Path) -> None:
     folder = saved([{"layers": "0-1", "preset": "partial", "shared_fraction": 0.5}], tmp_path, num_hidden_layers=1)
     expected = load(folder)
-    for weights in run_on_ranks(weights_of_a_replica, 4, folder):
+    for weights in run_on_ranks(weights_on, 4, folder, sizes):
         assert_same(weights, {name: whole(weight).numpy() for name, weight in expected.named_parameters()})
 
 
-def weights_of_a_replica(folder: Path) -> dict[str, Any]:
-    model = load_on(folder, "1x2", dp_replicate_size=2)
+def weights_on(folder: Path, sizes: dict[str, int]) -> dict[str, Any]:
+    model = load_on(folder, "1x2", **sizes)
     return {name: whole(weight).numpy() for name, weight in model.named_parameters()}
 
 
@@ -98,7 +99,7 @@ def answers(model: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 def load_on(folder: Path, grid: str, **sizes: int) -> Any:
     size = TpSize.parse(grid)
-    plan = tp_plan(AutoConfig.from_pretrained(folder), size)
+    plan = tp_plan(AutoConfig.from_pretrained(folder), size, sizes.get("fsdp_size", 1))
     return AutoModelForCausalLM.from_pretrained(
         folder, distributed_config=DistributedConfig(tp_size=int(size), tp_plan=plan, **sizes)
     )

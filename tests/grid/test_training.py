@@ -46,11 +46,14 @@ def keys(dense: Path, rows: Path, tmp_path: Path) -> dict[str, Any]:
         ({}, {"fsdp_size": 2}, "4"),
         ({}, {"dp_replicate_size": 2}, "4x1"),
         ({"wiring": PARTIAL, "train": "rewired"}, {"dp_replicate_size": 2}, "1x4"),
+        ({"wiring": PARTIAL}, {"fsdp_size": 2}, "1x4"),
+        (LORA | {"wiring": PARTIAL}, {"fsdp_size": 2}, "4"),
         (LORA, {}, "4"),
         (LORA, {"fsdp_size": 2}, "1x4"),
     ],
     ids=[
         *("2x2", "2x2 and FSDP2", "2x2 and replicas", "partial on 2x2 and replicas"),
+        *("partial on 2x2 and FSDP2", "adapters on partial, 2x2 and FSDP2"),
         *("adapters on 2x2", "adapters on 2x2 and FSDP2"),
     ],
 )
@@ -133,9 +136,9 @@ def test_a_grid_that_the_model_does_not_fit_is_refused_before_it_is_loaded(
         outline([read(write_recipe(tmp_path / "r.yaml", **keys | {"tp_size": "2x5"}), [])[0].recipe])
 
 
-def test_a_wiring_of_some_channels_is_not_split_by_fsdp2_too(keys: dict[str, Any], tmp_path: Path) -> None:
-    keys |= {"wiring": PARTIAL, "tp_size": "2x2", "fsdp_size": 2}
-    sentence = "FSDP2 cannot split these parts again: give tp_size 4, or replicas instead of FSDP2"
+def test_fsdp2_gets_whole_blocks_of_channels(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys |= {"wiring": PARTIAL, "tp_size": "1x4", "fsdp_size": 4}
+    sentence = "tp_size 1x4 with fsdp_size 4 splits hidden_size 24, in 4 blocks of 6 over Y = 4: choose a Y of 1, 2, 3"
     with pytest.raises(ValueError, match=sentence):
         outline([read(write_recipe(tmp_path / "r.yaml", **keys), [])[0].recipe])
 

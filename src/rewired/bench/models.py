@@ -95,14 +95,22 @@ class SharedWeights:
 
 
 def build(
-    contender: Contender, config: PreTrainedConfig, tp_shards: int, mesh: DeviceMesh | None, size: TpSize | None = None
+    contender: Contender,
+    config: PreTrainedConfig,
+    tp_shards: int,
+    mesh: DeviceMesh | None,
+    size: TpSize | None = None,
+    fsdp: int = 1,
 ) -> Any:
-    """The model of a contender, split over `mesh`, on a grid where `size` is one, and without weights."""
+    """The model of a contender, split over `mesh`, on a grid where `size` is one, and without weights.
+
+    It is for `shard`, over so many ranks of FSDP2, next.
+    """
     config = config_of(contender, config, tp_shards)
     with torch.device("meta"), no_tie_weights():  # a plan has the head's, too
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval()
     if mesh is not None:
-        plan = tp_plan(config, size) if size and contender.name != STOCK else "auto"
+        plan = tp_plan(config, size, fsdp) if size and contender.name != STOCK else "auto"
         resolved = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), tp_plan=plan))[0]
         apply_tensor_parallelism(model, mesh, resolved)
     model.tie_weights()

@@ -156,7 +156,7 @@ def _models(job: RankJob, groups: Groups) -> Models:
     @cache  # links may share a group, and then they share its models
     def made(group: Any, name: str) -> Any:
         mesh, fsdp_mesh = meshes_of(silent if name == NONE else group, request, job.tp)
-        model = build(Contender(name, entries[name]), config, job.tp_shards, mesh, job.tp)
+        model = build(Contender(name, entries[name]), config, job.tp_shards, mesh, job.tp, request.fsdp)
         weights.fill(model)
         model.requires_grad_(request.trains)
         if fsdp_mesh is not None:

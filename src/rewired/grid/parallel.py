@@ -39,7 +39,7 @@ from rewired.model.wiring import Wiring
 
 from .meshes import axes, grid_of
 from .size import TpSize, blocks_of, check
-from .weights import NORM, parts, split
+from .weights import NORM, parts, split, split_fsdp2_in_blocks
 
 
 def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | Literal["auto"] | None:
@@ -56,9 +56,11 @@ def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | L
             f"tp_size {size.x}."
         )
     check(config, size, fsdp_size)
-    blocks, base = blocks_of(config), config.family.base
-    style = f"grid_{size}_of_{blocks}"
-    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y, blocks))  # type: ignore[arg-type]
+    blocks, base = blocks_of(config, fsdp_size), config.family.base
+    style = f"grid_{size}_of_{blocks}_behind_{fsdp_size}"
+    ALL_PARALLEL_STYLES.register(style, GridParallel(size.x, size.y, blocks, fsdp_size))  # type: ignore[arg-type]
+    if blocks > 1:
+        split_fsdp2_in_blocks()
     layers = {f"{base}.{pattern}": "replicate" for pattern in config.base_model_tp_plan or ()}  # the base splits them
     return {base: style, **layers}
 
@@ -69,11 +71,11 @@ class GridParallel(TensorParallelLayer):
     Y takes its part from each of so many blocks of channels: a teacher reads channels that its student has split.
     """
 
-    def __init__(self, x: int, y: int, blocks: int) -> None:
-        self.x, self.y, self.blocks = x, y, blocks
+    def __init__(self, x: int, y: int, blocks: int, fsdp_size: int) -> None:
+        self.x, self.y, self.blocks, self.fsdp_size = x, y, blocks, fsdp_size
 
     def install_forward(self, base: Any, mesh: DeviceMesh) -> Any:
-        blocks, mesh = self.blocks, grid_of(mesh, self.x, self.y)
+        blocks, fsdp_size, mesh = self.blocks, self.fsdp_size, grid_of(mesh, self.x, self.y)
         y_mesh, x_mesh = axes(mesh)
         config, family = base.config, base.family
         shards = shards_of_rank(config, x_mesh)
@@ -90,9 +92,9 @@ class GridParallel(TensorParallelLayer):
                 stock.forward = partial(_run_module, stock, projections, stock.forward, y)
                 norm.forward = partial(_normalise, norm, y)
                 for module, placements in parts(layer, names):
-                    split(module, placements, mesh, blocks)
+                    split(module, placements, mesh, blocks, fsdp_size)
         base.last_norm.forward = partial(_normalise, base.last_norm, y)
-        split(base.last_norm, NORM, mesh, blocks)
+        split(base.last_norm, NORM, mesh, blocks, fsdp_size)
         own, whole = partial(_own_channels, blocks, y_mesh), partial(_whole_channels, blocks, y_mesh)
         base.get_submodule(family.embedding).register_forward_hook(lambda *args: own(args[-1]))
         base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], whole))

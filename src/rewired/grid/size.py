@@ -57,23 +57,21 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") 
             f"{name} {size} splits {config.family.divisible_in_words(config)}{shards} over X = {size.x}: "
             f"choose an X of {divisors_in_words(shared)}."
         )
-    blocks, unit = blocks_of(config), GROUP if any(each.sections for each in config.resolved_wiring.modules) else 1
-    width = config.hidden_size // blocks
-    if width % (size.y * unit):
-        parts = [f"{blocks} blocks of {width}"] * (blocks > 1) + [f"groups of {unit}"] * (unit > 1)
-        what = ", in ".join([f"hidden_size {config.hidden_size}", *parts])
-        fitting = divisors_in_words(width // unit if width % unit == 0 else 1)
-        raise ValueError(f"{name} {size} splits {what} over Y = {size.y}: choose a Y of {fitting}.")
-    # torch 2.13 cannot gather a weight of which Y splits one side in blocks, and X and FSDP2 the other
-    if blocks > 1 and fsdp_size > 1:
-        raise ValueError(
-            f"{name} {size} splits each of {blocks} blocks of channels, which this wiring does not treat alike, and "
-            f"FSDP2 cannot split these parts again: give {name} {int(size)}, or replicas instead of FSDP2."
-        )
+    hidden_size, blocks = config.hidden_size, blocks_of(config, fsdp_size)
+    unit = GROUP if any(each.sections for each in config.resolved_wiring.modules) else 1
+    units, rest = divmod(hidden_size, blocks * unit)
+    if rest or units % size.y:
+        parts = [f"{blocks} blocks of {hidden_size / blocks:g}"] * (blocks > 1) + [f"groups of {unit}"] * (unit > 1)
+        what = ", in ".join([f"hidden_size {hidden_size}", *parts])
+        beside = f" with fsdp_size {fsdp_size}" if blocks > 1 and fsdp_size > 1 else ""
+        fitting = divisors_in_words(1 if rest else units)
+        raise ValueError(f"{name} {size}{beside} splits {what} over Y = {size.y}: choose a Y of {fitting}.")
 
 
-def blocks_of(config: Any) -> int:
+def blocks_of(config: Any, fsdp_size: int = 1) -> int:
     """How many equal blocks of channels there are, so that the wiring treats all channels of a block alike.
+
+    Of several, FSDP2 gives each of its ranks as many.
 
     Y splits each block. So every rank holds its part of the channels that are reduced, and of those that stay local; of
     each of a payload's sections; and of the groups that one shard adds up, which keeps what rounding leaves of the sum.
@@ -86,4 +84,5 @@ def blocks_of(config: Any) -> int:
             shares = shares_of(-(-section.channels // GROUP), config.tp_shards)
             ends |= {start + min(GROUP * share.stop, section.channels) for share in shares}
             start += section.channels
-    return int(config.hidden_size // math.gcd(config.hidden_size, *ends))
+    blocks = config.hidden_size // math.gcd(config.hidden_size, *ends)
+    return math.lcm(blocks, fsdp_size) if blocks > 1 else 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
+from transformers.distributed import fsdp
 
 from rewired.model.family import Module
 
@@ -40,28 +43,55 @@ def parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, Split]]:
         yield gain, GAIN
 
 
-def split(module: nn.Module, placements: Split, mesh: DeviceMesh, blocks: int) -> None:
-    """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'."""
+def split(module: nn.Module, placements: Split, mesh: DeviceMesh, blocks: int, fsdp_size: int) -> None:
+    """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'.
+
+    Where Y takes its part of each of several blocks, FSDP2 is to split these blocks, by `split_fsdp2_in_blocks`.
+    """
     for name, parameter in list(module.named_parameters()):
         path, _, attribute = name.rpartition(".")
         kind = path.split(".")[0] if path.startswith("lora_") else attribute
         over_y, over_x = placements[kind]
-        if isinstance(over_y, Shard) and blocks > 1:
-            over_y = _StridedShard(over_y.dim, split_factor=blocks)
-        own = distribute_tensor(parameter, mesh, (over_y, over_x), src_data_rank=None)
+        side = over_y.dim if isinstance(over_y, Shard) and blocks > 1 else None
+        first = over_y if side is None else _in_blocks(side, blocks)
+        own = distribute_tensor(parameter, mesh, (first, over_x), src_data_rank=None)
         held = nn.Parameter(own, requires_grad=parameter.requires_grad)
-        if blocks > 1:
-            held._spec = _InBlocks(mesh, own.placements, own._spec.tensor_meta)  # type: ignore[attr-defined]
+        if side is not None:
+            behind_fsdp2 = _in_blocks(side, blocks // fsdp_size), over_x
+            held._spec = _InBlocks(mesh, behind_fsdp2, own._spec.tensor_meta)  # type: ignore[attr-defined]
         setattr(module.get_submodule(path), attribute, held)
 
 
-class _InBlocks(DTensorSpec):
-    """Hides from FSDP2 that a weight is split already.
+def _in_blocks(dim: int, blocks: int) -> Placement:
+    return _StridedShard(dim, split_factor=blocks) if blocks > 1 else Shard(dim)
 
-    FSDP2 keeps replicas, too. Then it notes its one rank as another split, after Y's, and transformers would read other
-    rows.
+
+class _InBlocks(DTensorSpec):
+    """How Y splits what FSDP2, which keeps replicas, too, leaves each rank: a part of each of its blocks.
+
+    It hides from FSDP2, which splits blocks first, that they are split already.
     """
 
     @property
+    def side(self) -> int:
+        dim: int = self.placements[0].dim  # type: ignore[attr-defined]
+        return dim
+
+    @property
     def num_shards_map(self) -> list[int]:
-        return [1] * self.ndim
+        of_sides = list(super().num_shards_map)
+        of_sides[self.side] = 1
+        return of_sides
+
+
+def split_fsdp2_in_blocks() -> None:
+    """Have transformers' FSDP2 split the side that Y splits. Elsewhere, it goes on to split the first.
+
+    Torch 2.13 cannot gather a weight of which Y splits one side in blocks, and FSDP2 the other, which X splits, too.
+    """
+    fsdp.fully_shard = partial(fully_shard, shard_placement_fn=_side_in_blocks)  # type: ignore[assignment]
+
+
+def _side_in_blocks(parameter: nn.Parameter) -> Shard | None:
+    spec = getattr(parameter, "_spec", None)
+    return Shard(spec.side) if isinstance(spec, _InBlocks) else None
