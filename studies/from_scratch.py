@@ -165,6 +165,7 @@ def prepare() -> None:
     tokenizer = train_tokenizer(documents[:2000])
     tokenizer.save_pretrained(MADE / "sizes")
     (MADE / "sizes" / "config.json").write_text(json.dumps(SIZES))
+    (MADE / "recipe.yaml").write_text("{}")
     cutter = Cutter(tokenizer, WINDOW)
     rows = [json.dumps({"text": tokenizer.decode(ids)}) + "\n" for ids in cutter.in_order(documents, 1_000_000)]
     (MADE / "rows.jsonl").write_text("".join(rows))
@@ -189,7 +190,6 @@ def train(name: str, seed: int, windows: torch.Tensor) -> dict[str, Any]:
     """Train one model, and judge it as it was trained. A run that was killed goes on."""
     mask, out = MASKS.get(name), MADE / re.sub(r"[^\w.-]+", "-", f"{name}-{seed}")
     keys = TRAINING | {"wiring": "standard" if mask else name, "seed": seed, "output_dir": str(out)}
-    (MADE / "recipe.yaml").write_text("{}")
     stages = reading.read(MADE / "recipe.yaml", as_flags(keys))
     load = assemble.load_student
     with patch.object(assemble, "load_student", lambda *args: masked(load(*args), mask)):
