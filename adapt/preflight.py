@@ -21,8 +21,6 @@ from .data.tokens import check_padding, set_chat_template
 from .recipe.keys import Stage
 from .start import outline
 
-_WITHOUT_WARMUP = (SchedulerType.CONSTANT, SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
-
 
 class CheckedStage(NamedTuple):
     """A stage that can be run.
@@ -91,7 +89,7 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
 def _warmup_warning(config: Any, steps: int) -> str | None:
     """A sentence if the learning rate is still warming up at the last of `steps`."""
     warmup = config.get_warmup_steps(steps)
-    if config.lr_scheduler_type in _WITHOUT_WARMUP or warmup < max(steps, 1):
+    if config.lr_scheduler_type == SchedulerType.CONSTANT or warmup < max(steps, 1):
         return None
     return (
         f"The learning rate warms up for {quantities.count(warmup, 'step')}, and the training has only "

@@ -108,5 +108,5 @@ def note_on_shards(wiring: Wiring, tp_shards: int, why: str = "") -> str:
         return f"{note} computes the same function at any number."
     return (
         f"{note}'s function depends on it, so it is for {count(tp_shards, 'rank')}; transformers also runs it on fewer "
-        "that divide that. For another number convert with --tp-shards N."
+        "that divide that. For another number convert the original with --tp-shards N."
     )

@@ -58,7 +58,7 @@ def test_a_dry_run_tells_what_other_numbers_of_ranks_send(source: Path) -> None:
     notes = json.loads(
         run("convert", "tiny-llama", "--wiring", "int8", "--dry-run", "--json", cwd=source.parent).stdout
     )["notes"]
-    assert "so it is for 4 ranks" in notes[0] and "For another number convert with --tp-shards N." in notes[0]
+    assert "so it is for 4 ranks" in notes[0] and "convert the original with --tp-shards N." in notes[0]
     assert notes[1:] == [
         "A token costs each of 2 ranks 1.2 KiB (77% of dense), or 0.8 KiB (52% of dense) with --tp-shards 2.",
         "A token costs each of 4 ranks 1.2 KiB (52% of dense).",
