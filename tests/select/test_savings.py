@@ -81,8 +81,8 @@ def test_layers_of_one_kind_become_one_entry() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "most", "count"),
-    [(dense_layers, 2, 2), (dense_layers, 0, 4), (exposed, 4, 2), (exposed, 5, 2), (exposed, 8, 0)],
+    [(dense_layers, 2, 2), (dense_layers, 0, 4), (exposed, 4, 2), (exposed, 5, 2), (exposed, 8, 0), (exposed, -1, 4)],
 )
 def test_the_papers_take_the_last_layers(amount: Amount, most: int, count: int) -> None:
-    """Each ladder layer saves two; as few as it takes."""
+    """Each ladder layer saves two; as few as it takes, or all, if they are not enough."""
     assert last(4, "ladder", amount, most) == (STANDARD,) * (4 - count) + ("ladder",) * count

@@ -135,6 +135,11 @@ def test_the_papers_choice_stands_beside_it(dense: Path, text: Path, tmp_path: P
     ]
 
 
+def test_where_the_first_wiring_alone_is_not_enough_a_mix_stands_alone(dense: Path, text: Path, tmp_path: Path) -> None:
+    done = select(str(dense), tmp_path / "choice", ask(text, "desync-2x; ladder", budget=None, exposed=1))
+    assert [(each.name, each.exposed) for each in done.candidates] == [("chosen", 1)]
+
+
 def test_weights_that_cannot_be_fitted_are_said_before_they_are_scored(dense: Path, text: Path, tmp_path: Path) -> None:
     source = tmp_path / "dense"
     shutil.copytree(dense, source)

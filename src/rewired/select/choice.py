@@ -120,9 +120,6 @@ def least(layers: int, names: Sequence[str], amount: Amount) -> int:
 
 
 def last(layers: int, name: str, amount: Amount, most: int) -> Choice:
-    """The papers' choice: as few of the last layers as let a token take no more than `most` of an amount.
-
-    All layers have to be enough for that.
-    """
-    choices = ((STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1))
-    return next(choice for choice in choices if amount(choice) <= most)
+    """The papers' choice: as few of the last layers as let a token take no more than `most` of an amount, or all."""
+    choices = [(STANDARD,) * (layers - count) + (name,) * count for count in range(layers + 1)]
+    return next((choice for choice in choices if amount(choice) <= most), choices[-1])

@@ -86,7 +86,9 @@ def select(
         job.score(on_score)
         choice = job.best()
         candidates = [job.candidate("chosen", choice)]
-        if (papers := last(len(choice), request.names[0], *request.limit(checkpoint.shape))) != choice:
+        amount, most = request.limit(checkpoint.shape)
+        papers = last(len(choice), request.names[0], amount, most)
+        if papers != choice and amount(papers) <= most:
             candidates.append(job.candidate(f"the last {len(papers) - papers.count(STANDARD)}", papers))
         if request.measure:
             candidates = [job.measure(candidate, on_layer) for candidate in candidates]
