@@ -82,9 +82,9 @@ def record_of_wirings(checkpoint: Checkpoint, wiring: Wiring, tp_shards: int, re
     the layers that are not its own any more, and each wiring before. None where they were not.
     """
     base = provenance.base_of(checkpoint.config)
-    pairs = zip(checkpoint.wiring.modules, wiring.modules, strict=True)
-    is_same = tp_shards == checkpoint.tp_shards and all(_in_any_bits(old) == _in_any_bits(new) for old, new in pairs)
-    if base is None or is_same or not (retrain or provenance.TRAINED in checkpoint.config):
+    is_same = tp_shards == checkpoint.tp_shards and differ_only_in_bits(checkpoint.wiring, wiring)
+    of_another = any(_changes(checkpoint.config, record) for record in _TRAININGS)
+    if base is None or is_same or not (retrain or of_another):
         return None
     changed = provenance.changed(checkpoint.config)
     earlier = checkpoint.config.get(provenance.AGAIN, {"before": []})["before"]
@@ -118,8 +118,8 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
     """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
     before, after = (_gained(checkpoint.shape.family, each) for each in (checkpoint.wiring, wiring))
     if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
-        records = [checkpoint.config[name] for name in ("adapted", "refit", "calibrated") if name in checkpoint.config]
-        base = f"{_base(records[0])}, which it was made from" if records else "the model that it was trained from"
+        record = {"base": provenance.base_of(checkpoint.config)}
+        base = f"{_base(record)}, which it was made from" if record["base"] else "the model that it was made from"
         raise ValueError(
             f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
             f"name other layers, or convert {base}. {_RETRAIN}"
@@ -155,6 +155,11 @@ def _gained(family: Family, wiring: Wiring) -> dict[str, tuple[Any, ...]]:
 def _function(module: ModuleWiring) -> tuple[Any, ...]:
     """What a module computes by; how its all-reduce runs is no part of it."""
     return (*_in_any_bits(module), module.sections)
+
+
+def differ_only_in_bits(wiring: Wiring, other: Wiring) -> bool:
+    """Whether no weights need another fit or training for the `other` wiring."""
+    return list(map(_in_any_bits, wiring.modules)) == list(map(_in_any_bits, other.modules))
 
 
 def _in_any_bits(module: ModuleWiring) -> tuple[Any, ...]:

@@ -274,4 +274,6 @@ def _note_on_damage(done: Conversion) -> str:
     way = f"run convert with --refit too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}"
     if done.plan.is_quantised:
         way = "convert the original with --refit, or train it, and quantise the result"
+    elif done.plan.is_changed:
+        way = way.replace("run convert with --refit too", "convert the original with --refit")
     return f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, {way}."

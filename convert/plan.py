@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rewired.checkpoint import provenance
 from rewired.checkpoint.checkpoint import Checkpoint
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies, with_copies
 from rewired.checkpoint.quantised import schemes
@@ -13,7 +14,7 @@ from rewired.quantities import count
 from rewired.refit.cost import Cost
 from rewired.refit.request import RefitRequest
 
-from .changed_weights import check_quantised, check_weights, record_of_wirings
+from .changed_weights import check_quantised, check_weights, differ_only_in_bits, record_of_wirings
 from .request import Request
 from .rotation import plan_rotation
 from .traffic import LayerTable, notes_on_ranks
@@ -30,6 +31,7 @@ class Plan:
     by_ranks: list[str]  # what each of usual numbers of ranks sends, for users
     is_damaged: bool  # whether modules newly miss something, and nothing is fitted to that
     is_quantised: bool = False
+    is_changed: bool = False  # whether the source's weights are no longer the original's, which a refit needs
     kv_copies: int = 1  # how often each KV head of the source is written
     cost: Cost | None = None  # of the refit that is asked for
     rotation: dict[str, Any] | None = None  # what is known of the one that is asked for
@@ -69,11 +71,13 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
         cost = Cost.of(shape, wiring, tp_shards, request.refit.tokens, request.refit.matrices)
     dtype = request.dtype or checkpoint.dtype
     table, by_ranks = LayerTable.of(wiring, tp_shards, dtype), notes_on_ranks(wiring, shape, tp_shards, dtype)
-    is_new = not (cost or again) and wiring.modules != checkpoint.wiring.modules
+    is_new = not (cost or again or differ_only_in_bits(checkpoint.wiring, wiring))
     is_damaged = is_new and any(module.lacks_something for module in wiring.modules)
+    is_changed = provenance.base_of(checkpoint.config) is not None
     return Plan(
-        wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, copies, cost, rotation, again
-    )
+        wiring, tp_shards, table, notes, by_ranks, is_damaged, checkpoint.is_quantised, is_changed, copies, cost,
+        rotation, again,
+    )  # fmt: skip
 
 
 def _copies(checkpoint: Checkpoint, request: Request) -> int:

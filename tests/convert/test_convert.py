@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -205,11 +206,15 @@ def test_the_same_dtype_links_and_reads_no_tensor(source: Path) -> None:
 def test_a_wiring_that_the_weights_do_not_fit_is_said_with_what_mends_it(source: Path) -> None:
     """Not of a payload, which rounds only, nor of one that the source has already."""
 
-    def said(*arguments: str) -> bool:
+    def said(*arguments: str, way: str = "run convert with --refit too") -> bool:
         printed = run("convert", *arguments, cwd=source.parent).stdout
-        return "To mend it, run convert with --refit too, or train it: adapt RECIPE" in printed
+        return f"To mend it, {way}, or train it: adapt RECIPE" in printed
 
     assert said("tiny-llama", "out", "--wiring", "ladder@2-4")
+    fitted = shutil.copytree(source.parent / "out", source.parent / "fitted") / "config.json"
+    config = json.loads(fitted.read_text())
+    fitted.write_text(json.dumps(config | {"refit": {"base": {"name": "x"}, "wiring": config["wiring"], "notes": []}}))
+    assert said("fitted", "more", "--wiring", "ladder@1-2", way="convert the original with --refit")
     assert not said("out", "--dtype", "bfloat16")
     assert not said("out", "dense", "--standard-layers", "0-")
     assert not said("tiny-llama", "--wiring", "int8")

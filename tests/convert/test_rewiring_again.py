@@ -151,6 +151,22 @@ def test_weights_that_were_fitted_before_are_not_taken_for_the_original_s(
     assert "refit" not in config_of(other) and config_of(other)["rewired_again"]["layers"] == [2, 3]
     with pytest.raises(ValueError, match=sentence + ".*the-original"):
         again(other, entry, out="refused", **options)
+    third = again(other, {"layers": "2-4", "preset": "parallel"}, out="third")
+    assert config_of(third)["rewired_again"]["before"] == [
+        "ladder@2-4 on 4 shards, refitted",
+        "partial-0.5@2-4 on 4 shards, not trained",
+    ]
+
+
+def test_a_refusal_over_gains_names_the_original(source: Path, tmp_path: Path) -> None:
+    entry = {"layers": "2-4", "preset": "partial", "shared_fraction": 0.5}
+    half = trained(again(source, entry, out="first"), tmp_path / "half")
+    raised = again(half, entry | {"shared_fraction": 0.75}, out="raised", retrain=True)
+    config = config_of(raised)
+    del config["adapted"]
+    (raised / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"holds gains .* or convert the-original, which it was made from\."):
+        again(raised, entry, out="refused")
 
 
 def test_a_payload_is_nothing_that_trained_weights_have_to_learn(source: Path, tmp_path: Path) -> None:
@@ -159,6 +175,7 @@ def test_a_payload_is_nothing_that_trained_weights_have_to_learn(source: Path, t
     made = convert(made_of, tmp_path / "made", Request([ladder | {"payload": "int8"}]))
     assert "rewired_again" not in config_of(made.out)
     assert not any("train them for this one" in note for note in made.plan.notes)
+    assert not made.plan.is_damaged
 
 
 def test_the_original_is_the_first_fit_s_where_the_second_began_with_a_rewired_model() -> None:
