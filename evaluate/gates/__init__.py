@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rewired.divergence import Divergence
 from rewired.quantities import count
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 PASSED, FAILED, UNDECIDED, TOLD = "passed", "failed", "undecided", "not asked"
+_TEXTS = ("about", "suite")
 _Z = 1.96  # standard errors to each side of an interval of 95 %
 
 
@@ -85,11 +86,11 @@ class Check:
 def load_gate(name: str) -> Gate:
     """A gate that comes with the package, by name, or any other, by the path of its YAML file. Raises ValueError."""
     path, content = read_yaml("gate", name, FOLDER)
-    content = content if isinstance(content, dict) else {}
+    content = {key: _read(key, value) for key, value in content.items()} if isinstance(content, dict) else {}
     refuse_unknown(content, [each.name for each in fields(Gate) if each.name != "name"], f"The gate {path}")
     for key, value in content.items():
         is_share = key in ("same_top", "retrieval_loss")
-        if key in ("about", "suite"):
+        if key in _TEXTS:
             good, kind = isinstance(value, str), "text"
         else:
             good = type(value) in (int, float) and 0 <= value < math.inf and not (is_share and value > 1)
@@ -99,7 +100,17 @@ def load_gate(name: str) -> Gate:
     gate = Gate(path.stem, **content)
     if not (gate.asks_tasks or gate.asks_texts or gate.retrieval_loss is not None):
         raise ValueError(f"The gate {path} asks for nothing: give it a bound, such as mean_recovery: 0.99.")
+    if gate.suite and not gate.asks_tasks:
+        raise ValueError(f"The gate {path} has a suite, and asks nothing of tasks: give it a task_recovery, too.")
     return gate
+
+
+def _read(key: str, value: Any) -> Any:
+    """YAML takes 1e-3, without a point, for text."""
+    try:
+        return float(value) if key not in _TEXTS and isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def checks(

@@ -104,6 +104,10 @@ def test_a_gate_decides_on_the_exit_status(tmp_path: Path, monkeypatch: pytest.M
     assert "| KL from position | 0 | 64 |" in report
     assert f"| 256 tokens | {2 * len(DEPTHS) * REPEATS} |" in report and "100,000 tokens" not in report
     assert list(results["divergences"]["prose.txt"]["ladder"]["kl_by_position"]) == ["0", "64"]
+    gate.write_text("kl: 1e-6")
+    twin = shutil.copytree(world / "dense", tmp_path / "twin")
+    control = ("dense", str(twin), "--control", "ladder", *arguments[2:4])
+    assert run(monkeypatch, *control, "--text-tokens", "256", "--window", "128") == 0, "a control need not pass"
 
 
 def test_a_gate_s_verdict_is_written_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path) -> None:

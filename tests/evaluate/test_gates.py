@@ -143,6 +143,8 @@ def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("mean_recovery: 0.95\n")
     assert load_gate(str(own)) == Gate("own", mean_recovery=0.95)
+    own.write_text("kl: 1e-3\n")
+    assert load_gate(str(own)) == Gate("own", kl=0.001)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,7 @@ def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:
         ("suite: 5", "has suite '5': give a text"),
         ("about: [5]", r"has about '\[5\]': give a text"),
         ("about: nothing", "asks for nothing"),
+        ("suite: quick\nkl: 1", "has a suite, and asks nothing of tasks"),
         ("[1, 2", "is not readable YAML"),
     ],
 )
