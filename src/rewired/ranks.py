@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -184,7 +185,7 @@ def _collect(processes: Sequence[BaseProcess], connections: Sequence[Connection]
 def _outcome(rank: int, process: BaseProcess, connection: Connection) -> Any:
     """A one-tuple of the rank's result, or what it failed of."""
     try:
-        return connection.recv()
+        return pickle.loads(connection.recv_bytes())
     except (EOFError, OSError):
         process.join()
         code = process.exitcode or 0
@@ -216,7 +217,7 @@ def _run_rank(
     except Exception as error:
         outcome = RankError(f"Rank {rank} failed: {type(error).__name__}: {error}")
         outcome.add_note(traceback.format_exc())
-    connection.send(outcome)
+    connection.send_bytes(pickle.dumps(outcome))  # `send` passes tensors by files that end with this process
     if not isinstance(outcome, Exception):
         with suppress(RuntimeError):  # another rank's failure, which the parent hears from that rank
             torch.distributed.barrier()  # nobody hangs up while another still listens

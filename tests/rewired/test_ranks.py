@@ -25,6 +25,11 @@ def rank_and_sum(base: int) -> tuple[int, int]:
     return rank, int(total)
 
 
+def test_a_rank_returns_a_tensor_that_outlives_it() -> None:
+    results = run_on_ranks(torch.full, 2, (3,), 1.0)
+    assert [each.tolist() for each in results] == [[1.0] * 3] * 2
+
+
 def test_a_rank_is_prepared_before_it_joins_its_group() -> None:
     assert run_on_ranks(prepared_as, 2, prepare=note_rank) == ["0 before", "1 before"]
 
