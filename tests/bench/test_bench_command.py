@@ -18,7 +18,8 @@ from rewired.plan import cli as plan_cli
 from tests.bench.test_link import needs_links
 from tests.rewired.tiny import llama_config, rewired_model
 
-SMALL = ("tiny", "--wirings", "ladder;none", "--prompt", "8", "--new", "2", "--rounds", "3", "--device", "cpu")
+TRAINED = ("tiny", "--wirings", "ladder;none", "--prompt", "8", "--rounds", "3", "--device", "cpu")
+SMALL = (*TRAINED, "--new", "2")
 
 
 def run(command: str, *arguments: object) -> Result:
@@ -59,7 +60,7 @@ def test_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_training_on_two_ranks(tmp_path: Path) -> None:
-    results = bench(tmp_path, *SMALL, "--tp", "2", "--train")
+    results = bench(tmp_path, *TRAINED, "--tp", "2", "--train")
     assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "ladder", "none"]
     for row in results["rows"]:
         assert row["training_step_seconds"] > 0
@@ -81,7 +82,7 @@ def test_training_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mode",
     [
-        ("--eager",),
+        ("--eager", "--new", "2"),
         pytest.param(("--train",), marks=pytest.mark.slow),
         pytest.param(("--train", "--fsdp", "2"), marks=pytest.mark.slow),
     ],
@@ -89,17 +90,17 @@ def test_training_on_two_ranks(tmp_path: Path) -> None:
 def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is timed unless `standard` on the grid gives stock's logits."""
     options = ("--wirings", "ladder; int8; none", "--tp", "1x2", *mode)
-    done = run("bench", *SMALL, *options, "--out", tmp_path)
+    done = run("bench", *TRAINED, *options, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "bench: int8 is left out: --tp 1x2 splits hidden_size 64, in groups of 64 over Y = 2" in done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     wirings = ["stock", "standard", "ladder", "none"]
     assert [(row["tp"], row["wiring"]) for row in results["rows"]] == [("1x2", wiring) for wiring in wirings]
-    for measure in ("prefill", "decode") if mode == ("--eager",) else ("training_step",):
+    for measure in ("prefill", "decode") if "--eager" in mode else ("training_step",):
         sent = {row["wiring"]: row["bytes_sent"][measure] for row in results["rows"]}
         assert sent["ladder"] == sent["standard"] > sent["stock"] > sent["none"] == 0
     assert f"TP 1x2{' x FSDP 2' * ('--fsdp' in mode)}, batch 1, loopback:" in (tmp_path / "report.md").read_text()
-    assert bench(tmp_path, *SMALL, *options)["rows"] == results["rows"]
+    assert bench(tmp_path, *TRAINED, *options)["rows"] == results["rows"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_on_a_grid_beside_the_stock_model_on_as_many_ranks(mode: tuple[str, ...]
     }.items(),
 )
 def test_what_no_grid_does_is_refused(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    refused = run("bench", *SMALL, *options, "--out", tmp_path / "out")
+    refused = run("bench", *TRAINED, *options, "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert sentence in refused.stderr
     assert not (tmp_path / "out").exists()
@@ -136,13 +137,14 @@ def test_a_bench_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks", [("--tp", "1x2"), pytest.param(("--tp", "2", "--fsdp", "2", "--train"), marks=pytest.mark.slow)]
+    "ranks",
+    [("--tp", "1x2", "--new", "2"), pytest.param(("--tp", "2", "--fsdp", "2", "--train"), marks=pytest.mark.slow)],
 )
 def test_a_checkpoint_that_is_split_otherwise(ranks: tuple[str, ...], tmp_path: Path) -> None:
     """By FSDP2, too, or in the two blocks of a wiring. Its weights are those of stock, whose logits are checked."""
     checkpoint = tmp_path / "mine"
     LlamaForCausalLM(llama_config(tie_word_embeddings=True, num_hidden_layers=2)).save_pretrained(checkpoint)
-    wirings = ("--wirings", "partial-0.5; none", "--prompt", "8", "--new", "2", "--rounds", "3", "--eager")
+    wirings = ("--wirings", "partial-0.5; none", "--prompt", "8", "--rounds", "3", "--eager")
     results = bench(tmp_path / "out", checkpoint, *ranks, *wirings, "--device", "cpu")
     assert [row["wiring"] for row in results["rows"]] == ["stock", "standard", "partial-0.5", "none"]
 
@@ -237,6 +239,8 @@ REFUSED = {
     "one token": (["tiny", "--engine", "vllm", "--new", "1"], "the first token counts as prefill"),
     "one token to learn": (["tiny", "--train", "--prompt", "1"], "give --prompt at least 2"),
     "training traced": (["tiny", "--train", "--profile"], "--profile traces a prefill, and --train times none"),
+    "training that decodes": (["tiny", "--train", "--new", "7"], "leave out --new and --compiled"),
+    "no ranks": (["tiny", "--tp", ""], "--tp is '': give a number of ranks"),
     "training in vLLM": (["tiny", "--train", "--engine", "vllm"], "--train times models in transformers"),
     "training's memory": (["llama-3.1-405b", "--train"], "take fewer --layers, a smaller --batch, or more ranks"),
     "dtype": (["tiny", "--dtype", "int8"], "--dtype int8 is not known"),

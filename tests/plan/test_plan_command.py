@@ -318,10 +318,13 @@ def test_a_payload_alone_is_not_refitted() -> None:
 
 
 BAD = {
+    "parts of nodes": (["llama-3.1-8b", "--gpus", "2x6", "--tp", 4], "--tp 4 would leave ranks of one model in parts"),
+    "no batch": (["llama-3.1-8b", "--batch", ""], "--batch  is not a list of batches"),
+    "no batch to train on": (["llama-3.1-8b", "--goal", "train", "--batch", ""], "--batch  is not a list of batches"),
     "hardware": ([*TINY, "--hardware", "h1"], "There is no hardware 'h1'"),
     "library": ([*TINY, "--library", "gloo"], "There is no library 'gloo'"),
     "shape": (["llama-9-1b"], "There is no folder 'llama-9-1b'"),
-    "shards": (["llama-3.1-70b", "--gpus", "7"], "tp_shards 7 does not divide num_attention_heads 64"),
+    "shards": (["llama-3.1-70b", "--gpus", "7"], "--gpus 7 does not divide num_attention_heads 64"),
     "tp": ([*TINY, "--tp", "3"], "--tp 3 does not divide --gpus 8"),
     "no tp": ([*TINY, "--tp", "0"], "--tp is 0: it must be at least 1"),
     "gpus": ([*TINY, "--gpus", "eight"], "--gpus eight is not a number of GPUs"),

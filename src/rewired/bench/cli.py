@@ -52,17 +52,17 @@ def _bench(
         ),
     ] = _WIRINGS,
     prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prefill, or of a sequence to train on.")] = 1024,
-    new: Annotated[int, typer.Option(metavar="N", help="Tokens to decode after it.")] = 128,
+    new: Annotated[int | None, typer.Option(metavar="N", help="Tokens to decode after it; 128 by default.")] = None,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at once.")] = "1",
     layers: Annotated[int | None, typer.Option(metavar="N", help="Run only the first N layers of the model.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="How often to time each, in turns.")] = 9,
     compiled: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--compiled/--eager",
-            help="Also prefill and decode compiled, over a static cache, with CUDA graphs on GPUs.",
+            help="Also prefill and decode compiled, over a static cache, with CUDA graphs on GPUs; by default.",
         ),
-    ] = True,
+    ] = None,
     train: Annotated[
         bool,
         typer.Option("--train", help="Time steps of training instead: forward, backward and AdamW, eager."),
@@ -115,6 +115,8 @@ def _bench(
     with report_errors("rewired bench", when_interrupted=f"interrupted; the same command continues in {out}."):
         from .run import bench
 
+        if train and (new is not None or compiled):
+            raise ValueError("--train times steps, eager, that decode nothing: leave out --new and --compiled.")
         ranks = _ranks(tp, fsdp)
         here = 1 if emulated else torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks) * fsdp
         device = choose_device(device, here)
@@ -122,13 +124,13 @@ def _bench(
             model,
             tuple(parse_wirings(wirings)),
             prompt,
-            new,
+            128 if new is None else new,
             layers,
             rounds,
             dtype if dtype != "auto" else "bfloat16" if device == "cuda" else "float32",
             device,
             link or (WHOSE if emulated else None),
-            compiled,
+            compiled is not False,
             engine,
             Emulation() if emulated else None,
             train,
@@ -148,7 +150,7 @@ def _ranks(tp: str | None, fsdp: int) -> tuple[TpSize, ...]:
     if started and started % fsdp:
         raise ValueError(f"--fsdp {fsdp} does not divide the {started} ranks that torchrun has started.")
     left = started // fsdp if started else 2
-    sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((tp or str(left)).split(",")))
+    sizes = tuple(TpSize.parse(text, "--tp") for text in dict.fromkeys((str(left) if tp is None else tp).split(",")))
     if started and {size * fsdp for size in sizes} != {started}:
         raise ValueError(
             f"--tp {tp} and --fsdp {fsdp} do not make the {started} ranks that torchrun has started: leave --tp out."

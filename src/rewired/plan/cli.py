@@ -102,7 +102,7 @@ def _plan(
             gpus_per_node=gpus_per_node,
             tp=tp,
             prompt=prompt,
-            batches=positive_integers("--batch", batch or "1,16,64", "batches"),
+            batches=positive_integers("--batch", "1,16,64" if batch is None else batch, "batches"),
             goal=goal,
             wirings=None if wirings is None else tuple(parse_wirings(wirings)),
             max_kl=max_kl,
@@ -139,7 +139,7 @@ def _train(
     from .training_step import price_steps, print_steps, steps_json
     from .wirings import dense_shape
 
-    sequences = positive_integers("--batch", batch or str(gpus), "batches")
+    sequences = positive_integers("--batch", str(gpus) if batch is None else batch, "batches")
     if len(sequences) > 1:
         raise ValueError(f"--batch {batch} names several numbers: a training step has one.")
     if tokens < 1:

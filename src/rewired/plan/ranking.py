@@ -157,7 +157,10 @@ def make_ranking(request: PlanRequest) -> Ranking:
     tp = request.tp or request.gpus
     shape = dense_shape(request.model).for_shards(tp)
     machine = serving_machine(request.hardware, request.library, tp, request.weights, request.gpus_per_node)
-    shape.check_shards(tp)
+    shape.check_shards(tp, "--gpus" if request.tp is None else "--tp")
+    node = machine.all_reduce.gpus_per_node
+    if request.gpus > node and node % tp and tp % node:
+        raise ValueError(f"--tp {tp} would leave ranks of one model in parts of nodes of {node}: take nodes of {tp}.")
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
     chosen = candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
