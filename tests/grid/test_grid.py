@@ -58,6 +58,20 @@ def test_payloads_are_those_of_one_process(payload: str, width: int, tmp_path: P
         assert is_same.mean() > 0.7
 
 
+def test_embeddings_may_be_given(tmp_path: Path) -> None:
+    folder = saved(WIRINGS["mixed"], tmp_path)
+    expected = logits_on(folder, "1")
+    for found in run_on_ranks(logits_of_embeddings, 2, folder):
+        assert_close(torch.from_numpy(found), torch.from_numpy(expected), "of embeddings")
+
+
+def logits_of_embeddings(folder: Path) -> Any:
+    model = load_on(folder, "1x2").double()
+    with torch.no_grad():
+        embeds = torch.nn.functional.embedding(tokens(), whole(model.get_input_embeddings().weight))
+        return model(inputs_embeds=embeds).logits.numpy()
+
+
 @pytest.mark.parametrize("sizes", [{"dp_replicate_size": 2}, {"fsdp_size": 2}])
 def test_replicas_and_fsdp2_hold_blocks_of_channels(sizes: dict[str, int], tmp_path: Path) -> None:
     folder = saved([{"layers": "0-1", "preset": "partial", "shared_fraction": 0.5}], tmp_path, num_hidden_layers=1)
@@ -175,6 +189,12 @@ def test_a_model_that_is_not_rewired_is_refused_on_a_grid() -> None:
     with pytest.raises(ValueError, match="tp_size 2x2 is a grid, on which rewired models run: convert this one with"):
         tp_plan(LlamaConfig(), TpSize.parse("2x2"))
     assert tp_plan(LlamaConfig(), TpSize.parse("4")) == "auto"
+
+
+def test_quantised_weights_are_refused_on_a_grid() -> None:
+    config = rewired_config(WIRINGS["ladder"], quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ValueError, match="transformers does not split quantised weights over ranks"):
+        tp_plan(config, TpSize.parse("1x2"))
 
 
 @pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "2.5", "two", "2x2x2"])

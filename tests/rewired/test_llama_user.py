@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def test_generate_greedy_with_either_cache_and_without(wiring: list[dict[str, An
     expected = model.generate(prompt, use_cache=False, **options)
     assert torch.equal(model.generate(prompt, **options), expected)
     assert torch.equal(model.generate(prompt, cache_implementation="static", **options), expected)
+
+
+def test_it_drafts_with_its_own_first_layers() -> None:
+    model, prompt = rewired_model(WIRINGS["mixed"]), tokens(length=5)[:1]
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(model.generate(prompt, assistant_early_exit=3, **options), model.generate(prompt, **options))
+
+
+@every_wiring
+def test_a_model_is_pickled(wiring: list[dict[str, Any]]) -> None:
+    model = rewired_model(wiring)
+    copy = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copy(tokens()).logits, model(tokens()).logits)
+    assert type(copy.model.layers[0].mlp) is type(model.model.layers[0].mlp)
 
 
 @every_wiring

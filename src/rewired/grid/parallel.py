@@ -34,7 +34,7 @@ from rewired.model.collectives import sum_gradients
 from rewired.model.configuration import RewiredConfig
 from rewired.model.reductions import Reduction, finish
 from rewired.model.sharding import OnShards, Shards, is_plain_linear, on_this_rank, summed
-from rewired.model.tensor_parallel import shards_of_rank
+from rewired.model.tensor_parallel import check_not_quantised, shards_of_rank
 from rewired.model.wiring import Wiring
 
 from .meshes import axes, grid_of
@@ -55,6 +55,7 @@ def tp_plan(config: Any, size: TpSize, fsdp_size: int = 1) -> dict[str, str] | L
             f"tp_size {size} is a grid, on which rewired models run: convert this one with --wiring standard, or give "
             f"tp_size {size.x}."
         )
+    check_not_quantised(config)
     check(config, size, fsdp_size)
     blocks, base = blocks_of(config, fsdp_size), config.family.base
     style = f"grid_{size}_of_{blocks}_behind_{fsdp_size}"
@@ -97,6 +98,7 @@ class GridParallel(TensorParallelLayer):
         split(base.last_norm, NORM, mesh, blocks, fsdp_size)
         own, whole = partial(_own_channels, blocks, y_mesh), partial(_whole_channels, blocks, y_mesh)
         base.get_submodule(family.embedding).register_forward_hook(lambda *args: own(args[-1]))
+        base.register_forward_pre_hook(partial(_with_own_channels, config.hidden_size, own), with_kwargs=True)
         base.register_forward_hook(lambda *args: _with_whole_channels(args[-1], whole))
         return base
 
@@ -246,6 +248,16 @@ def _whole_channels(blocks: int, mesh: DeviceMesh, states: torch.Tensor) -> torc
     """[B, T, H / Y] -> [B, T, H]; in backward, this rank's part of a gradient that is the same on all."""
     in_blocks = DTensor.from_local(states.unflatten(-1, (blocks, -1)), mesh, [Shard(-1)])
     return in_blocks.full_tensor(grad_placements=[Replicate()]).flatten(-2)
+
+
+def _with_own_channels(
+    width: int, own: Callable[[torch.Tensor], torch.Tensor], base: Any, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """A hook before the base: `inputs_embeds` come whole, unless its own embedding has made them."""
+    embeds = kwargs.get("inputs_embeds")
+    if embeds is not None and embeds.shape[-1] == width:
+        kwargs["inputs_embeds"] = own(embeds)
+    return args, kwargs
 
 
 def _with_whole_channels(outputs: Any, whole: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -28,11 +28,7 @@ class RewiredLayerParallel(TensorParallelLayer):
     """Gives a decoder layer its rank's shards. Raises ValueError where the ranks cannot share them out evenly."""
 
     def install_forward(self, layer: Any, mesh: DeviceMesh) -> Any:
-        if getattr(layer.config, "quantization_config", None):
-            raise ValueError(
-                "transformers does not split quantised weights over ranks as a rewired model needs them: run this "
-                "model in one process, or serve it with vLLM."
-            )
+        check_not_quantised(layer.config)
         layer.place(shards_of_rank(layer.config, mesh))
         for module in layer.modules():
             if isinstance(module, PeekGain):
@@ -54,6 +50,15 @@ def _run_with_whole_gradients(layer: Any, run: Callable[..., Any], *args: Any, *
     summed = sum_gradients(layer.shards.group, *map(on_this_rank, parameters.values())) if parameters else ()
     with _reparametrize_module(layer, dict(zip(parameters, summed, strict=True))):
         return run(*args, **kwargs)
+
+
+def check_not_quantised(config: Any) -> None:
+    """Raise ValueError for a model whose quantised weights ranks were to share."""
+    if getattr(config, "quantization_config", None):
+        raise ValueError(
+            "transformers does not split quantised weights over ranks as this model needs them: run it in one process, "
+            "or serve it with vLLM."
+        )
 
 
 def shards_of_rank(config: Any, mesh: DeviceMesh) -> Shards:

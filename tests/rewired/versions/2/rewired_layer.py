@@ -36,8 +36,7 @@ class RewiredLayer(nn.Module):
 
     def rewire(self, config: Any, layer_idx: int, wirings: Wirings) -> None:
         """Make a rewired layer of what the stock constructor has built."""
-        self.config, self.wirings = config, wirings
-        self.is_last = layer_idx == config.num_hidden_layers - 1
+        self.config, self.wirings, self.layer_idx = config, wirings, layer_idx
         gives_partials = any(module.gives_partials for module in config.resolved_wiring.modules)
         rounds_by_shard = gives_partials and getattr(config, "quantization_config", None) is not None
         for module, wiring in zip(self.family.modules, wirings, strict=True):
@@ -68,7 +67,8 @@ class RewiredLayer(nn.Module):
             else:
                 output = stock(normalised, stand_ins=stand_ins)
             stream = stream.write(output, wiring, shards)
-        return stream.total(shards) if self.is_last else stream
+        is_last = self.layer_idx == self.config.num_hidden_layers - 1  # an assistant may exit early
+        return stream.total(shards) if is_last else stream
 
     def stand_ins(self, stock: nn.Module) -> StandIns | None:
         """What stands in for projections of a module in this pass. A training may install its own; asked for before
@@ -97,8 +97,17 @@ def with_shard_axis(stock: type[nn.Module]) -> type[nn.Module]:
             module = OnShards(self, self.names, shards, wiring.reads_shards, wiring.gives_partials, stand_ins)
             return stock.forward(module, packed, **kwargs)
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            """How to pickle one of a class that has no name in a module."""
+            return _without_state, (stock,), self.__dict__
+
     WithShardAxis.__name__ = WithShardAxis.__qualname__ = f"Rewired{stock.__name__}"
     return WithShardAxis
+
+
+def _without_state(stock: type[nn.Module]) -> nn.Module:
+    made = with_shard_axis(stock)  # type: ignore[arg-type]
+    return made.__new__(made)
 
 
 def _peek_gain(config: Any, wiring: ModuleWiring) -> PeekGain | None:
