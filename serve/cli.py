@@ -30,8 +30,8 @@ def _generate(
         typer.Option(metavar="N", help="Ranks to split the model over, one GPU each; 2x2 is a grid of X x Y."),
     ] = "1",
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate.", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="The seed of sampling, if the temperature is not 0.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.", min=0, max=2**32 - 1)] = 0,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template; by default if the checkpoint has one."),
@@ -53,16 +53,19 @@ def _generate(
     """
     with report_errors("rewired generate"):
         size = TpSize.parse(tp, "--tp")
-        _check(prompt, size, chat, dtype)
+        _check(prompt, size, chat, dtype, temperature)
         check_device(device)
         folder = checkpoint_folder(source)
-        _check_split(folder, size.x)  # before torch is loaded
+        if size > 1:
+            _check_split(folder, size.x)  # before torch is loaded
         from .generate import Prompt, generate
 
         generate(folder, Prompt(prompt, max_new_tokens, temperature, seed, chat), size, dtype, device)
 
 
-def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str) -> None:
+def _check(prompt: str | None, tp: int, chat: bool | None, dtype: str, temperature: float) -> None:
+    if temperature and not 0.01 <= temperature <= 100:
+        raise ValueError(f"--temperature {temperature:g} makes no sense: give 0, or a number from 0.01 to 100.")
     if prompt == "":
         raise ValueError("--prompt is empty: give some text to continue.")
     if prompt is None and chat is False:

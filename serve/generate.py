@@ -16,11 +16,12 @@ from transformers.utils import logging
 
 import rewired  # noqa: F401 - registers the classes
 from rewired.checkpoint.checkpoint import check_loadable
+from rewired.checkpoint.quantised import knows_method
 from rewired.families import family_of
 from rewired.grid.parallel import tp_plan
 from rewired.grid.size import TpSize
 from rewired.loading import loading
-from rewired.model.tensor_parallel import check_ranks
+from rewired.model.tensor_parallel import check_not_quantised, check_ranks
 from rewired.ranks import choose_device, run_on_ranks
 from rewired.text.tokenizer import check_needs_no_code, load_tokenizer
 
@@ -100,6 +101,9 @@ def _continue(model: Any, tokenizer: Any, inputs: Any, prompt: Prompt, prints: b
         **inputs.to(model.device),
         **sampling,
         max_new_tokens=prompt.max_new_tokens,
+        num_beams=1,  # whatever the checkpoint's generation_config says, whose stop strings need the tokenizer
+        return_dict_in_generate=False,
+        tokenizer=tokenizer,
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if prints else None,
     )
     text: Any = tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -112,6 +116,8 @@ def _checked_config(folder: Path, tp: TpSize) -> Any:
     with loading(f"{folder} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tp_plan(config, tp)
+    if tp > 1 and knows_method(config.to_dict()):
+        check_not_quantised(config)
     if family := family_of(config.model_type):
         check_ranks(family, config, tp.x, "--tp")
     return config

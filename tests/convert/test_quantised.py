@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rewired.convert import RefitRequest, Request, convert
+from rewired.grid.size import TpSize
 from rewired.ranks import run_on_ranks
+from rewired.serve.generate import Prompt, generate
 from tests.commands import run
 from tests.quantised_models import GROUP, SCHEMES, dequantised, quantise
 from tests.rewired import reference
@@ -246,3 +248,6 @@ def test_ranks_are_refused(dense: Path, tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out", Request(MIXED, tp_shards=SHARDS)).out
     with pytest.raises(ValueError, match="does not split quantised weights over ranks"):
         run_on_ranks(load, 3, out, 3)
+    for folder in (source, out):
+        with pytest.raises(ValueError, match="does not split quantised weights over ranks"):
+            generate(folder, Prompt("x", 1), TpSize(3), device="cpu")

@@ -180,7 +180,7 @@ def check_loadable(folder: Path) -> None:
     """Raise ValueError where the checkpoint in `folder` is not whole, not safetensors, or not what would be run, and
     where it generates until a token that cannot be.
 
-    Transformers alone judges those of other families, and stock ones quantised in a way that is not known here.
+    Transformers alone judges those of other families, and those quantised in a way that is not known here.
     """
     config = read_json(folder / "config.json")
     family = family_of(config.get("model_type"))
@@ -189,7 +189,7 @@ def check_loadable(folder: Path) -> None:
             f"{folder} has a wiring in its config.json but says model_type {family.model_type}, so it would run as a "
             f"dense {family.name} and ignore it: its model_type must be {family.rewired_type}."
         )
-    if family and (knows_method(config) or config["model_type"] == family.rewired_type):
+    if family and knows_method(config):
         Checkpoint.open(folder).tensors(may_be_quantised=True)
     if (folder / GENERATION).is_file():
         check_tokens(read_json(folder / GENERATION), GENERATION)
