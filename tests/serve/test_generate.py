@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rewired.adapt.model.student import in_4bit
 from rewired.convert import Request, convert
 from rewired.grid.size import TpSize
 from rewired.serve.generate import Prompt, generate
@@ -125,6 +128,22 @@ def test_each_line_is_a_question_of_one_conversation(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Say river.\n\nAnd stone?\n"))
     assert generate(folder, Prompt(None, max_new_tokens=8), device="cpu") == answers[1]
     assert capsys.readouterr().out == "".join(f"{answer}\n" for answer in answers)
+
+
+def test_what_generation_config_asks_for_does_not_stop_it(tmp_path: Path) -> None:
+    folder = make_chat(tmp_path / "tiny")
+    expected = generate(folder, Prompt("Say river.", max_new_tokens=8), device="cpu")
+    asked = {"num_beams": 3, "return_dict_in_generate": True, "stop_strings": ["|"]}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    assert generate(folder, Prompt("Say river.", max_new_tokens=8), device="cpu") == expected.partition("|")[0]
+
+
+def test_4_bits_that_convert_does_not_know_are_run(tmp_path: Path) -> None:
+    folder = make_chat(tmp_path / "tiny", hidden_size=128, intermediate_size=256)
+    in_memory = AutoModelForCausalLM.from_pretrained(folder, quantization_config=in_4bit(torch.float32))
+    in_memory.save_pretrained(folder)
+    done = run(str(folder), "--device", "cpu", "--prompt", "Say river.", "--max-new-tokens", "2", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
 
 
 def test_a_conversation_needs_a_template(tmp_path: Path) -> None:
