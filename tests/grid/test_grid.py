@@ -58,18 +58,25 @@ def test_payloads_are_those_of_one_process(payload: str, width: int, tmp_path: P
         assert is_same.mean() > 0.7
 
 
-def test_embeddings_may_be_given(tmp_path: Path) -> None:
+def test_embeddings_may_be_given_and_a_tuple_asked_for(tmp_path: Path) -> None:
     folder = saved(WIRINGS["mixed"], tmp_path)
     expected = logits_on(folder, "1")
     for found in run_on_ranks(logits_of_embeddings, 2, folder):
-        assert_close(torch.from_numpy(found), torch.from_numpy(expected), "of embeddings")
+        for logits in found:
+            assert_close(torch.from_numpy(logits), torch.from_numpy(expected), "of embeddings")
 
 
 def logits_of_embeddings(folder: Path) -> Any:
     model = load_on(folder, "1x2").double()
     with torch.no_grad():
         embeds = torch.nn.functional.embedding(tokens(), whole(model.get_input_embeddings().weight))
-        return model(inputs_embeds=embeds).logits.numpy()
+        last, *_, (*_, last_of_all), _ = model.model(
+            inputs_embeds=embeds, return_dict=False, output_hidden_states=True, output_attentions=True
+        )
+        return [
+            model(inputs_embeds=embeds).logits.numpy(),
+            *(model.lm_head(each).numpy() for each in (last, last_of_all)),
+        ]
 
 
 @pytest.mark.parametrize("sizes", [{"dp_replicate_size": 2}, {"fsdp_size": 2}])

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import linear
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+from transformers.utils import ModelOutput
 
 from rewired.model.collectives import sum_gradients
 from rewired.model.configuration import RewiredConfig
@@ -262,7 +263,11 @@ def _with_own_channels(
 
 def _with_whole_channels(outputs: Any, whole: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The base's outputs, as whoever reads them knows them."""
-    outputs.last_hidden_state = whole(outputs.last_hidden_state)
-    if outputs.hidden_states is not None:
-        outputs.hidden_states = tuple(map(whole, outputs.hidden_states))
+    if isinstance(outputs, torch.Tensor):
+        return whole(outputs) if outputs.dim() == 3 else outputs  # attentions have four dimensions
+    if isinstance(outputs, tuple):
+        return tuple(_with_whole_channels(part, whole) for part in outputs)
+    if isinstance(outputs, ModelOutput):
+        for name in ("last_hidden_state", "hidden_states"):
+            setattr(outputs, name, _with_whole_channels(getattr(outputs, name), whole))
     return outputs
