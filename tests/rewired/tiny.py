@@ -69,6 +69,11 @@ PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "partial-int4": [{"layers": "1-6", "preset": "partial", "shared_fraction": 0.6, "payload": "int4"}],
     "desync-mean-int4": [{"layers": "0-6", "preset": "desync", "every": 2, "merge": "mean", "payload": "int4/int8"}],
     "delay-2-int8": [{"layers": "1-5", "preset": "ladder", "peek": True, "delay": 2, "payload": "int8"}],
+    # an attention takes what MLPs left before what rounding left of their sums has come back
+    "delay-2-between": [
+        {"layers": "0-4:mlp", "preset": "ladder", "delay": 2, "payload": {8: 0.6, 0: 0.4}},
+        {"layers": "0-4:attn", "preset": "ladder", "peek": True},
+    ],
     "table": [
         {"layers": "0-3", "preset": "ladder", "peek": True, "payload": {8: 0.25, "4/8": 0.35, 0: 0.4}},
         {"layers": "3-6:mlp", "preset": "standard", "peek": True, "payload": {8: 0.5, 4: 0.5}},

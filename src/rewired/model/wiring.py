@@ -213,20 +213,21 @@ def _follow_the_stream(modules: Sequence[ModuleWiring]) -> list[ModuleWiring]:
                 gives_partials=module.reduce != "all" or bool(module.sections) or keeps_payload,
                 keeps_payload=keeps_payload,
                 late=late[index],
-                keeps=kept[index],
+                keeps=len(kept[index]),
                 hides_behind=len(readers[index]),
                 lacks_something=late[index] > 0 or (index > 0 and modules[index - 1].reduce != "all"),
             )
         )
         if module.reduce != "all" and local_from:
             _check_same_merge(local_from, module.region)
-        local_from = module.region if module.reduce != "all" or module.keeps_rest else None
+        coming = (modules[launcher].region for launcher in kept[index] if modules[launcher].keeps_rest)
+        local_from = module.region if module.reduce != "all" or module.keeps_rest else next(coming, None)
     return resolved
 
 
-def _follow_updates(modules: Sequence[ModuleWiring]) -> tuple[list[int], list[int], list[list[int]]]:
-    """How many updates each module reads late, how many stay in flight across its write, and who reads its own late."""
-    late, kept, readers = list[int](), list[int](), [list[int]() for _ in modules]
+def _follow_updates(modules: Sequence[ModuleWiring]) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """How many updates each module reads late, whose stay in flight across its write, and who reads its own late."""
+    late, kept, readers = list[int](), list[list[int]](), [list[int]() for _ in modules]
     in_flight: list[int] = []  # the modules that launched them
     for index, module in enumerate(modules):
         in_flight = [launcher for launcher in in_flight if launcher >= index - module.delay]
@@ -237,8 +238,8 @@ def _follow_updates(modules: Sequence[ModuleWiring]) -> tuple[list[int], list[in
         ends = index == len(modules) - 1 or (bool(module.sections) and not module.keeps_rest)
         leaves = 0 if ends else modules[index + 1].delay
         in_flight = [launcher for launcher in in_flight if launcher > index - leaves]
-        kept.append(len(in_flight))
-        in_flight += [index] if module.launches else []
+        kept.append(in_flight)
+        in_flight = [*in_flight, index] if module.launches else in_flight
     return late, kept, readers
 
 

@@ -114,11 +114,15 @@ class ResidualStream(NamedTuple):
         taken = first / shards.total if wiring.merge == "mean" else first
         return sent + (taken if wiring.gives_partials else taken.sum(0)), None, others
 
-    def total(self, shards: Shards) -> torch.Tensor:
-        """Everything contributed so far, [B, T, H]: what the final norm reads after the last module."""
+    def total(self, shards: Shards, merge: str = "sum") -> torch.Tensor:
+        """Everything contributed so far, [B, T, H]: what the final norm reads after the last module.
+
+        Local parts, which that leaves none of, count as the `merge` folds them.
+        """
         stream = self._land(len(self.in_flight), shards)
         settled, local = stream.settled, stream.local
         if local is not None:
+            local = local / shards.total if merge == "mean" else local
             plain = Reduction(shards.group)
             settled = land(settled, launch(plain.put_in(local), plain)[0], shards.group)
         return split_gradient(settled, shards.ranks)
@@ -130,8 +134,8 @@ class ResidualStream(NamedTuple):
         for total, _, rest in in_flight[:count]:
             settled = land(settled, total, shards.group, after)
             if rest is not None:
-                assert local is not None, "where the sum was rounded, so were the parts"
-                local = add(local, came_with(settled, rest, shards.group))
+                left = came_with(settled, rest, shards.group)  # of parts that a module in between may have taken
+                local = pad(left, (0, settled.shape[-1] - left.shape[-1])) if local is None else add(local, left)
         return ResidualStream(settled, in_flight[count:], local)
 
     def own_parts(self) -> torch.Tensor:  # [r, B, T, H]
