@@ -211,6 +211,9 @@ def fit_what_it_writes(
     ]
     delta = best(*pairs, ridges)
     if delta is not None:
+        stays = {"all": 10**9, "none": 0, "shared": answers.shared_channels}[answers.reduce]
+        share = ours[0][0].r if answers.merge == "mean" else 1  # of which a mean takes one
+        delta[:, stays:] *= share
         fitted[f"{prefix}{OUTPUT[kind]}.weight"] = fitted[f"{prefix}{OUTPUT[kind]}.weight"] + delta.T
 
 
@@ -230,8 +233,9 @@ def best(fit_on: tuple[Tensor, Tensor], judge: tuple[Tensor, Tensor], ridges: Se
 
 
 def everything(stream: Stream) -> Tensor:
-    """What was contributed so far, reduced or not."""
-    return stream.parts(0, 0)[0] + sum(stream.parts(k, 0)[1] for k in range(stream.r))
+    """What was contributed so far, reduced or as it will be folded."""
+    left = (flight.e_scale * part for flight in stream.flights for part in flight.e)
+    return stream.parts(0, 0)[0] + sum(stream.d_folded) + sum(left)
 
 
 def run(

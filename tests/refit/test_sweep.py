@@ -25,6 +25,7 @@ NAMES = (
     "desync-2x",
     "desync-4x-mean",
     "partial",
+    "partial-mean-overlap",
     "parallel",
     "parallel-overlap-peek",
     "late-mixed",

@@ -86,7 +86,7 @@ def fit_gain(module: RefitModule, batches: Sequence[Batch], device: torch.device
         stream = on_device(batch.refitted, device)
         _, after = module.read(stream)
         scale = token_weights(batch.original.to(device))
-        own, missing = scale * after.own_parts(), scale * (stream.total(module.shards) - after.settled)
+        own, missing = scale * after.own_parts(), scale * (module.fresh(stream) - after.settled)
         if batch.held_out:
             held_out.append((own, missing))
         else:
@@ -115,7 +115,7 @@ def fit_input(module: RefitModule, batches: Sequence[Batch], device: torch.devic
         stream = on_device(batch.refitted, device)
         view, _ = module.read(stream)
         inputs = module.normalised(view).reshape(shards, -1, width)
-        targets = module.normalised(stream.total(module.shards)).reshape(1, -1, width)
+        targets = module.normalised(module.fresh(stream)).reshape(1, -1, width)
         regression.add(inputs, targets - inputs, batch.held_out)
         if batch.held_out:
             scales.append(token_weights(batch.original.to(device)).reshape(-1, 1))
@@ -138,7 +138,7 @@ def fit_output(
     for batch, own in zip(batches, hidden, strict=True):
         own, original = own.to(device), batch.original.to(device)
         _, stream = module.read(on_device(batch.refitted, device))
-        missing = original - module.write(stream, own).total(module.shards)
+        missing = original - module.total(module.write(stream, own))
         scale = token_weights(original)
         pair = (scale * own).reshape(1, -1, inputs), (scale * missing).reshape(1, -1, outputs)
         regression.add(*pair, batch.held_out)

@@ -39,6 +39,14 @@ class RefitModule:
         """The view, [B, T, H] or [r, B, T, H], and the stream after the read."""
         return stream.read(self.wiring, self.gain, self.shards)
 
+    def fresh(self, stream: ResidualStream) -> torch.Tensor:
+        """What it would read of `stream` if all had been reduced, [B, T, H]."""
+        return stream.total(self.shards, self.wiring.merge if self.wiring.takes_local else self.wiring.region.merge)
+
+    def total(self, written: ResidualStream) -> torch.Tensor:
+        """All that was contributed to the stream after its write, [B, T, H]."""
+        return written.total(self.shards, self.wiring.region.merge)
+
     def hidden(self, view: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
         """The input of the module's last projection, [B, T, A]."""
         reads_shards = self.wiring.reads_shards
@@ -91,8 +99,11 @@ class RefitModule:
             projection.weight.copy_((rows + rows @ delta.mT).flatten(0, 1))
 
     def fold_output(self, delta: torch.Tensor) -> None:
-        """Let the last projection add `hidden @ delta`, delta [A, H]."""
-        self.output.weight.add_(delta.T)
+        """Let the last projection add `hidden @ delta` to the stream, delta [A, H]. A mean takes a share of it."""
+        added = delta.T.clone()
+        if self.wiring.region.merge == "mean":
+            added[self.wiring.shared_channels :] *= self.shards.total
+        self.output.weight.add_(added)
 
     def reorder_neurons(self, order: torch.Tensor) -> None:
         """Let the n-th neuron of an MLP be the one that was the `order[n]`-th."""

@@ -207,18 +207,18 @@ class Sweep:
             _, stream = module.read(on_device(batch.refitted, self.device))
             written = module.write(stream, own.to(self.device))
             if not batch.held_out:
-                written = self._towards_teacher(written, batch.original)
+                written = self._towards_teacher(module, written, batch.original)
             batch.refitted = on_host(written)
         fit = Fit(index, "MLP" if module.is_mlp else "attention", gain, inputs, placement, output)
         return [fit] if gain or inputs or output else []
 
-    def _towards_teacher(self, stream: ResidualStream, original: torch.Tensor) -> ResidualStream:
+    def _towards_teacher(self, module: RefitModule, stream: ResidualStream, original: torch.Tensor) -> ResidualStream:
         """`stream` as the next module is fitted on it: a little closer to the original's, [B, T, H].
 
         Many modules in a row are fitted on what those before them leave of the same tokens, and overfit it: so each
         corrects what the last ones have missed, rather than all that was ever missed.
         """
-        missing = original.to(self.device) - stream.total(self.shards)
+        missing = original.to(self.device) - module.total(stream)
         return stream._replace(settled=stream.settled + TEACHER_SHARE * missing)
 
     @torch.no_grad()
