@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     request = _with_what_the_gate_asks(_with_original(request))
     suite = load_suite(request.suite) if request.suite else None
     tasks, left_out = _load_tasks(suite, request)
+    _check_what_runs(tasks, left_out, request)
     models, roles = _open_models(request)
     texts = {path.name if path == PACKAGED_TEXT else str(path): _read_text(path) for path in request.texts}
     _check(models, tasks, texts, request, runner.ranks)
@@ -82,7 +83,9 @@ def evaluate(request: EvaluateRequest, runner: Runner, out: Path) -> Results:
     found_again = runner.run(measure.retrieve, models, lengths) if lengths else []
     answers.write_samples(out, logs)
     gate = request.gate
-    passing = {name: checks(gate, name, names[0], results, divergences, found_again) for name in names[1:] if gate}
+    passing = {
+        name: checks(gate, name, names[0], results, divergences, found_again, left_out) for name in names[1:] if gate
+    }
     return Results(
         suite=suite.name if suite else None,
         about=suite.about if suite else "",
@@ -114,7 +117,7 @@ def _with_original(request: EvaluateRequest) -> EvaluateRequest:
     if original is None:
         raise ValueError(
             f"A {'gate' if request.gate else 'text'} compares a model with its original, and {name} names none: "
-            f"evaluate ORIGINAL {name}. For the tasks of one model alone, give --suite or --tasks."
+            f"evaluate ORIGINAL {name}. For the tasks of one model alone, give --suite or --tasks, and no --gate."
         )
     return replace(request, original=original, others=[name])
 
@@ -149,6 +152,17 @@ def _load_tasks(suite: Suite | None, request: EvaluateRequest) -> tuple[list[Tas
             left_out[entry.title] = str(error)
             print(f"Left out: {error}", file=sys.stderr)
     return tasks, left_out
+
+
+def _check_what_runs(tasks: Sequence[Task], left_out: Collection[str], request: EvaluateRequest) -> None:
+    """Raise ValueError where nothing would be measured, or nothing that the gate can judge."""
+    if not (tasks or request.texts or request.retrieval):
+        raise ValueError(f"No task can be run ({', '.join(left_out)}): name others with --tasks.")
+    shares = [task for task in tasks if task.metric.is_share and task.metric.higher_is_better]
+    if request.gate and request.gate.asks_tasks and not shares:
+        raise ValueError(
+            f"The gate {request.gate.name} asks for tasks whose scores are shares: name some with --tasks."
+        )
 
 
 def _open_models(request: EvaluateRequest) -> tuple[list[Model], list[str]]:
@@ -260,12 +274,12 @@ def _settings(request: EvaluateRequest, runner: Runner, original: Model) -> dict
             "rows": sorted(package.requirement for package in benchmarks.PACKAGES) if request.data else "hub",
             "tokenizer": original.tokenizer_sha256,
             "seed": harness.SEED,
+            "batch_size": runner.batch_size,
+            "tp": runner.ranks,
             "versions": versions,
         },
         "limit": request.limit,
         "text_tokens": request.text_tokens,
         "window": request.window,
-        "batch_size": runner.batch_size,
-        "tp": runner.ranks,
         "runs_code": request.runs_code,
     }

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def load_task(entry: Entry, rows: Path | None, runs_code: bool) -> Task:
         loaded = _load(manager, entry, rows, shots)  # rows that serve as shots are not asked
     for name, task in loaded.items():
         task.set_config("num_fewshot", shots)
-        if shots and not task.sampler.df:
+        if len(task.sampler.df or ()) < shots:
             raise MissingRowsError(
                 f"Task {entry.task} cannot be loaded: no package has rows for its {count(shots, 'shot')}."
             )
@@ -131,7 +132,10 @@ def askable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_si
     """A loaded model of transformers as the harness asks it."""
     from lm_eval.models.huggingface import HFLM  # takes seconds
 
-    return HFLM(model, tokenizer=tokenizer, batch_size=batch_size)
+    asked = HFLM(model, tokenizer=tokenizer, batch_size=batch_size)
+    for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        setattr(asked, kind, partial(getattr(asked, kind), disable_tqdm=not sys.stderr.isatty()))
+    return asked
 
 
 class MissingRowsError(ValueError):

@@ -50,8 +50,8 @@ def metric_of(name: str, aggregation: dict[str, Callable[..., Any]], higher_is_b
         return Metric(name, "mean")
     if name == LOSS and OF_WORDS in aggregation:
         return Metric(name, "nats", higher_is_better=False)
-    if name == "pass@1" and "pass_at_k" in aggregation:
-        return Metric(name, "mean")
+    if name in ("pass@1", "pass_at_k") and "pass_at_k" in aggregation:
+        return Metric("pass@1", "mean")  # as items' logs call it
     if name not in aggregation:
         raise ValueError(f"it has no metric '{name}' but {', '.join(aggregation)}")
     kind = _KINDS.get(aggregation[name].__name__)

@@ -59,7 +59,7 @@ def checks_table(found: Sequence[Check]) -> str:
     rows = [
         [
             plain(check.what),
-            f"{check.value:.4g}",
+            "" if check.value is None else f"{check.value:.4g}",
             "" if check.error is None else " to ".join(f"{end:.4g}" for end in check.interval),
             "" if check.bound is None else f"{'at least' if check.at_least else 'at most'} {check.bound:g}",
             check.verdict,
@@ -106,8 +106,8 @@ def _settings(results: Results, date: str) -> str:
         for model in results.models
     )
     return (
-        f"{date}: {suite}{on['dtype']} on {on['device']}, {count(settings['tp'], 'rank')}, "
-        f"batch size {settings['batch_size']}, {rows}seed {on['seed']}; {versions}.\n\n{models}"
+        f"{date}: {suite}{on['dtype']} on {on['device']}, {count(on['tp'], 'rank')}, "
+        f"batch size {on['batch_size']}, {rows}seed {on['seed']}; {versions}.\n\n{models}"
     )
 
 

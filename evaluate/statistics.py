@@ -31,6 +31,7 @@ class Delta:
     standard_error: float | None  # paired
     p: float | None  # two-sided: McNemar's exact test for right or wrong, else a paired t test, of a perplexity's log
     flips: float | None = None  # the share of items, right or wrong, that one of the two alone gets right
+    changed: float | None = None  # the share of items, of another mean, that the two do not answer alike
 
 
 def score(metric: Metric, parts: np.ndarray) -> Score:
@@ -47,7 +48,8 @@ def delta(metric: Metric, original: np.ndarray, other: np.ndarray) -> Delta:
     if metric.kind == "mean" and original.shape[1] == 2 and _is_right_or_wrong(original) and _is_right_or_wrong(other):
         flips = float((original[:, 0] != other[:, 0]).mean())
         return Delta(after - before, error, _mcnemar(original[:, 0], other[:, 0]), flips)
-    return Delta(after - before, error, _t_test(*influences) if error is not None else None)
+    changed = float((original != other).any(axis=1).mean()) if metric.kind == "mean" else None
+    return Delta(after - before, error, _t_test(*influences) if error is not None else None, changed=changed)
 
 
 def flips_error(flips: float, difference: float, n: int) -> float:

@@ -8,7 +8,7 @@ say. A gate is passed where all checks are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class Check:
     """A measure beside its bound, None where none is asked. `error` is its standard error, None of a single item."""
 
     what: str
-    value: float
+    value: float | None  # None where it could not be measured
     error: float | None
     bound: float | None
     at_least: bool = True
@@ -63,22 +63,23 @@ class Check:
 
     @property
     def interval(self) -> tuple[float, float]:
-        half = _Z * (self.error or 0.0)
-        return self.value - half, self.value + half
+        half, value = _Z * (self.error or 0.0), self.value or 0.0
+        return value - half, value + half
 
     @property
     def verdict(self) -> str:
         if self.bound is None:
             return TOLD
         low, high = self.interval
-        if self.error is None or low < self.bound < high:
+        if self.value is None or self.error is None or low < self.bound < high:
             return UNDECIDED
         return PASSED if (self.value >= self.bound if self.at_least else self.value <= self.bound) else FAILED
 
     @property
     def items_to_decide(self) -> int | None:
         """About how many items would decide, if the value stayed what it is."""
-        if self.verdict != UNDECIDED or self.bound is None or not self.items or self.value == self.bound:
+        is_open = self.verdict == UNDECIDED and self.value is not None and self.value != self.bound
+        if not is_open or self.bound is None or self.value is None or not self.items:
             return None
         return math.ceil(self.items * (_Z * (self.error or 0.0) / (self.value - self.bound)) ** 2)
 
@@ -120,17 +121,14 @@ def checks(
     tasks: Sequence[TaskResult],
     divergences: Mapping[str, Mapping[str, Divergence]],
     retrieval: Sequence[TaskResult] = (),
+    left_out: Collection[str] = (),
 ) -> list[Check]:
-    """All that `gate` asks of a model; `divergences` are by text and model.
-
-    Raises ValueError where no task's score is a share.
-    """
-    shares = [task for task in tasks if task.is_share and task.higher_is_better and task.scores[original].value > 0]
-    if gate.asks_tasks and not shares:
-        raise ValueError(f"The gate {gate.name} asks for tasks whose scores are shares: give --suite or --tasks.")
+    """All that `gate` asks of a model; `divergences` are by text and model, `left_out` tasks that could not be run."""
     assert divergences or not gate.asks_texts, "a text is asked for at the start"
     assert retrieval or gate.retrieval_loss is None, "and so are lengths"
-    found = list(_of_tasks(gate, model, original, shares))
+    found = list(_of_tasks(gate, model, original, tasks))
+    if gate.asks_tasks:
+        found += [Check(f"{title}, which was not run", None, None, _least(gate)) for title in left_out]
     for text, by_model in divergences.items():
         found += _of_text(gate, text, by_model[model])
     if gate.retrieval_loss is not None:
@@ -150,6 +148,17 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
 
 
 def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:
+    """A task is judged by its recovery, where its score is a share; of others nothing is asked."""
+    shares = [task for task in tasks if task.is_share and task.higher_is_better]
+    for task in tasks if gate.asks_tasks else ():
+        if task not in shares:
+            yield Check(f"{task.title}, whose score is no share", task.scores[model].value, None, None)
+        elif task.scores[original].value == 0:
+            yield Check(f"recovery of {task.title}, where the original scores 0", None, None, _least(gate))
+    tasks = [task for task in shares if task.scores[original].value > 0]
+    if gate.asks_tasks and not tasks:
+        yield Check("recovery of a task", None, None, _least(gate))
+        return
     recoveries = [_recovery(task, model, original) for task in tasks]
     items = [task.scores[original].n for task in tasks]
     if gate.mean_recovery is not None:
@@ -166,10 +175,18 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
             yield Check(f"answers to {task.title} that change", flips, None, None)
 
 
+def _least(gate: Gate) -> float | None:
+    return gate.mean_recovery if gate.task_recovery is None else gate.task_recovery
+
+
 def _recovery(task: TaskResult, model: str, original: str) -> tuple[float, float | None]:
     """The error is the paired difference's, as if the original's score were known."""
     before, delta = task.scores[original], task.deltas[model]
-    error = delta.standard_error if delta.flips is None else flips_error(delta.flips, delta.value, before.n)
+    error = delta.standard_error
+    if delta.flips is not None:
+        error = flips_error(delta.flips, delta.value, before.n)
+    elif error is not None and delta.changed is not None:
+        error = max(error, flips_error(delta.changed, delta.value, before.n))
     return 1 + delta.value / before.value, None if error is None else error / before.value
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ..named_yaml import names_in, one_of, read_yaml, refuse_unknown
+from ..names import as_file_name
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER.parent / "papers"
@@ -70,7 +71,7 @@ def load_suite(name: str) -> Suite:
         raise ValueError(f"The suite {path} needs a list 'tasks' with an entry for each task.")
     refuse_unknown(content, ("about", "paper", "tasks"), f"The suite {path}")
     entries = tuple(_entry(item, path) for item in content["tasks"])
-    titles = [entry.title for entry in entries]
+    titles = [as_file_name(entry.title) for entry in entries]
     for title in titles:
         if titles.count(title) > 1:
             raise ValueError(f"The suite {path} has two tasks called {title}: give each a 'column' of its own.")

@@ -20,13 +20,13 @@ SETTINGS = {
         "dtype": "float32",
         "device": "cpu",
         "tokenizer": "7",
+        "batch_size": "auto",
+        "tp": 2,
         "versions": {"rewired": "0.1.0", "lm_eval": "0.4.13"},
     },
     "limit": None,
     "text_tokens": 8192,
     "window": 512,
-    "batch_size": "auto",
-    "tp": 2,
 }
 
 

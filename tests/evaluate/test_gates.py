@@ -126,7 +126,6 @@ def test_a_share_of_tokens_is_as_uncertain_as_its_windows_and_its_few_tokens(
 @pytest.mark.parametrize(
     ("gate", "error"),
     [
-        (Gate("mine", mean_recovery=0.9), ValueError("The gate mine asks for tasks whose scores are shares")),
         (Gate("mine", kl=0.1), AssertionError("a text is asked for at the start")),
         (Gate("mine", retrieval_loss=0.1), AssertionError("and so are lengths")),
     ],
@@ -135,6 +134,41 @@ def test_a_share_of_tokens_is_as_uncertain_as_its_windows_and_its_few_tokens(
 def test_what_was_not_measured_passes_no_gate(gate: Gate, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)):
         checks(gate, "hybrid", "dense", [], {})
+
+
+def test_a_task_that_could_not_be_judged_leaves_a_gate_open() -> None:
+    """One that was not run, one of which the original knows nothing, and no task at all; a perplexity is only told."""
+    good, nothing, perplexity = (
+        task(title, {"dense": Score(value, 0.0, 1000), "hybrid": Score(value, 0.0, 1000)}, {"hybrid": same}, {})
+        for title, value, same in (
+            ("a", 0.5, Delta(0.0, 0.0, 1.0, 0.0)),
+            ("b", 0.0, Delta(0.0, 0.0, 1.0, 0.0)),
+            ("c", 9.0, Delta(0.0, 0.0, 1.0)),
+        )
+    )
+    perplexity = replace(perplexity, is_share=False, higher_is_better=False)
+    gate = Gate("mine", mean_recovery=0.9)
+    judged = {
+        name: verdict(checks(gate, "hybrid", "dense", tasks, {}, left_out=left_out))
+        for name, tasks, left_out in (
+            ("all", [good, perplexity], ()),
+            ("not run", [good], ("d",)),
+            ("nothing to lose", [good, nothing], ()),
+            ("no share", [perplexity], ()),
+            ("none", [], ()),
+        )
+    }
+    assert judged.pop("all") == PASSED
+    assert set(judged.values()) == {UNDECIDED}, judged
+
+
+@pytest.mark.parametrize(("items", "expected"), [(2, UNDECIDED), (2000, PASSED)])
+def test_a_few_items_of_which_none_changed_do_not_pass(items: int, expected: str) -> None:
+    """Of a mean over items that are neither right nor wrong, such as IFEval's."""
+    same = Delta(0.0, 0.0, 1.0, changed=0.0)
+    of_few = task("a", {"dense": Score(0.5, 0.1, items)}, {"hybrid": same}, {})
+    mean, *_ = checks(Gate("mine", mean_recovery=0.99), "hybrid", "dense", [of_few], {})
+    assert mean.verdict == expected
 
 
 def test_gates_of_the_package_and_of_ones_own(tmp_path: Path) -> None:

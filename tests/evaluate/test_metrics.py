@@ -113,13 +113,14 @@ IFEVAL_AGGREGATION = dict.fromkeys(PROMPT_LEVEL, harness.mean) | dict.fromkeys(I
         ("bits_per_byte", {"bits_per_byte": harness.bits_per_byte}, BITS),
         (LOSS, {"word_perplexity": harness.weighted_perplexity}, Metric(LOSS, "nats", False)),
         ("pass@1", {"pass_at_k": harness.mean}, Metric("pass@1", "mean")),
+        ("pass_at_k", {"pass_at_k": harness.mean}, Metric("pass@1", "mean")),
         (AGGREGATE, IFEVAL_AGGREGATION, IFEVAL),
     ],
 )
 def test_a_tasks_metric_is_found_by_its_name(name: str, aggregation: dict[str, Any], expected: Metric) -> None:
     directions = {name: expected.higher_is_better}
     assert metric_of(name, aggregation, directions) == expected
-    assert expected.is_share == (name in ("acc", "pass@1", AGGREGATE))
+    assert expected.is_share == (name in ("acc", "pass@1", "pass_at_k", AGGREGATE))
 
 
 def test_ifevals_own_aggregation_is_known() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rewired.evaluate.metrics import Metric
+from rewired.evaluate.metrics import AGGREGATE, Metric
 from rewired.evaluate.statistics import LEVEL, Delta, delta, score, significant
 
 from .harness_metrics import (
@@ -156,6 +156,12 @@ def test_identical_answers_are_no_difference(metric: Metric, answer: Callable[..
     difference = delta(metric, parts, parts)
     assert (difference.value, difference.standard_error, difference.p) == (0, 0, 1)
     assert significant([difference]) == [False]
+
+
+def test_items_that_are_neither_right_nor_wrong_change_where_any_part_does() -> None:
+    original, other = np.array([[0.5, 1, 1, 1]] * 3), np.array([[0.5, 1, 1, 1], [0.5, 1, 0, 1], [0, 1, 1, 1]])
+    found = delta(Metric(AGGREGATE, "mean"), original, other)
+    assert (found.changed, found.flips) == (pytest.approx(2 / 3), None)
 
 
 # p values

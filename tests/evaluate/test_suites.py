@@ -110,6 +110,12 @@ def test_a_suite_of_the_users_own(tmp_path: Path) -> None:
     assert [entry.title for entry in load_suite(path).entries] == ["piqa", "GSM"]
 
 
+def test_columns_that_would_share_a_file_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "tasks: [{task: piqa, column: a/b}, {task: sciq, column: a--b}]\n")
+    with pytest.raises(ValueError, match="has two tasks called a--b: give each a 'column' of its own"):
+        load_suite(path)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
