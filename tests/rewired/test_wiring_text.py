@@ -101,6 +101,8 @@ def test_texts(text: str, entries: list[dict[str, Any]]) -> None:
         "desync+overlap+delay-2": "desync-2x+delay-2@0-40",
         "standard+delay-2+overlap": "standard+delay-2@0-40",
         "ladder+delay-1": "ladder@0-40",
+        "desync+delay-1": "desync-2x+overlap@0-40",
+        "8:0.5+4:0.5": "standard+8:0.5+4:0.5@0-40",
         "ladder@24-, partial-1(mean)+int4-peek+overlap@0-2:mlp": (
             "partial-1(mean)-peek+overlap+int4@0-2:mlp, ladder@24-40"
         ),
@@ -130,7 +132,8 @@ def test_a_region_has_a_name_without_its_layers() -> None:
         "ladder+speed": r"'\+speed' in 'ladder\+speed' means nothing: 'ladder' takes \+peek, -overlap, .*@LAYERS",
         "ladder-peek": "'-peek' in 'ladder-peek' means nothing",
         "ladder+delay-3": "'delay' of layers 0- is 3: it must be 1 or 2",
-        "ladder-overlap+delay-2": "cannot both wait and read two updates late",
+        "ladder-overlap+delay-2": "cannot both wait and read late",
+        "ladder-overlap+delay-1": "cannot both wait and read late",
         "ladder+peek+peek": r"'\+peek' in 'ladder\+peek\+peek' means nothing: .* takes \+peek, .*, each once,",
         "ladder:16-32": "':16-32' in 'ladder:16-32' means nothing",
         "ladder-2x": "'-2x' in 'ladder-2x' means nothing",

@@ -69,7 +69,7 @@ def _form(option: Option, value: Any) -> str:
 
 def _parse_region(text: str) -> dict[str, Any]:
     name, at, layers = text.partition("@")
-    name = f"{STANDARD}+{name}" if is_payload(name) else name
+    name = f"{STANDARD}+{name}" if is_payload(name.replace("+", ",")) else name
     matched = re.match(rf"({'|'.join(map(re.escape, sorted(PRESETS, key=len, reverse=True)))})(?![a-z_])", name)
     if not matched:
         raise ValueError(f"'{text}' is no wiring: begin with {', '.join(PRESETS)}, as in ladder+peek@16-32.")

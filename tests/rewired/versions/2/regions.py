@@ -91,7 +91,9 @@ def make_region(layers: str, preset: str, num_layers: int, /, **options: Any) ->
         name: readers[name](value) if name in readers else value for name, value in options.items() if value is not None
     }
     _check_options(layers, preset, given)
-    values = PRESETS[preset].defaults() | ({"overlap": True} if given.get("delay") == 2 else {}) | given
+    if "delay" in given and not given.get("overlap", True):
+        raise ValueError(f"Layers {layers} cannot both wait and read late: leave out overlap or delay.")
+    values = PRESETS[preset].defaults() | ({"overlap": True} if "delay" in given else {}) | given
     return Region(parse_layers(layers, num_layers), preset, {option.name: values[option.name] for option in known})
 
 
@@ -117,8 +119,6 @@ def _check_options(layers: str, preset: str, given: Options) -> None:
         if option.name in given and not option.is_valid(given[option.name]):
             value = given[option.name]
             raise ValueError(f"'{option.name}' of layers {layers} is {value!r}: it must be {option.wanted}.")
-    if given.get("delay") == 2 and not given.get("overlap", True):
-        raise ValueError(f"Layers {layers} cannot both wait and read two updates late: leave out overlap or delay.")
 
 
 def parse_regions(entries: Sequence[Mapping[str, Any]] | None, num_layers: int) -> list[Region]:
