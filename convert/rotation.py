@@ -35,8 +35,8 @@ def plan_rotation(checkpoint: Checkpoint, request: Request, wiring: Wiring) -> d
     check_basis(checkpoint)
     if request.rotate == "missing" and not any(module.leaves_channels for module in wiring.modules):
         raise ValueError(
-            "--rotate missing orders channels by what is missing where they are not sent, and this wiring sends all: "
-            "take --rotate hadamard, or partial layers, or a payload with channels of 0 bits."
+            "--rotate missing orders channels by what is missing where they are not sent, and no module of this wiring "
+            "sends only some: take --rotate hadamard, or partial layers, or a payload with channels of 0 bits."
         )
     shape, item_bytes = checkpoint.shape, 4 if (request.dtype or checkpoint.dtype) == "float32" else 2
     head = shape.vocab_size * shape.hidden_size * item_bytes if shape.tie_word_embeddings else 0

@@ -164,7 +164,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Request, str]] = {
     ),
     "refitted": ({"refit": FIT}, Request(LADDER, rotate="hadamard"), "was refitted in the basis"),
     "calibrated": ({"calibrated": FIT}, Request(LADDER, rotate="hadamard"), "was calibrated in the basis"),
-    "nothing is missing": ({}, Request(LADDER, rotate="missing"), "this wiring sends all: take --rotate hadamard"),
+    "nothing is missing": (
+        {},
+        Request(LADDER, rotate="missing"),
+        "no module of this wiring sends only some: take --rotate hadamard",
+    ),
 }
 
 
