@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,10 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     assert 4 <= len(chat) <= 16
     for read, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
         assert read == whole[: len(whole) - len(whole) // 5], "the last fifth is held out"
+    assert documents.sources("mix+lookups")[:-1] == documents.sources("mix")
+    again = re.compile("As asked, again|To look up|Copies:|Answers:|Once more")
+    windows = load("mix+lookups", tokenizer(), 40 * WINDOW).windows
+    assert 6 <= sum(bool(again.search(tokenizer().decode(window))) for window in windows) <= 9, "one file of five"
     monkeypatch.setattr(packaged, "unpack", None)
     assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
 

@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from . import MIX, packaged
+from . import LOOKUPS, MIX, packaged
 from .conversations import Document, read_row
+from .lookups import lookups
 from .rows import ARTICLE, ROWS, TEXTS, Row, dataset_errors, is_on_hub, read_rows, read_texts
 
 T = TypeVar("T")
@@ -21,8 +22,9 @@ _MOST_CHARACTERS = 1 << 26  # of a text file or of a dataset, which may be books
 
 def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
-    if text == MIX:
-        return [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
+    if text in (MIX, LOOKUPS):
+        fitted = [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
+        return [*fitted, list(lookups(" ".join(map(str, fitted[-1]))))] if text == LOOKUPS else fitted
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
@@ -34,10 +36,10 @@ def mix() -> list[list[Document]]:
 
 def check(text: str) -> list[Path] | None:
     """The files that `text` names; None for a dataset on the hub. Raises ValueError for text that is nowhere."""
-    if text == MIX:
+    if text in (MIX, LOOKUPS):
         return packaged.mix_files()
     if not text.strip():
-        raise ValueError(f"The calibration text has an empty name: name one, or {MIX}.")
+        raise ValueError(f"The calibration text has an empty name: name one, {MIX} or {LOOKUPS}.")
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in ROWS + TEXTS)
@@ -49,7 +51,8 @@ def check(text: str) -> list[Path] | None:
     if is_on_hub(text):
         return None
     raise ValueError(
-        f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), or {MIX}."
+        f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), {MIX} or "
+        f"{LOOKUPS}."
     )
 
 
