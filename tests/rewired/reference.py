@@ -256,7 +256,7 @@ def answers_of(rule: dict, module: Module, position: int, region_size: int, conf
         if module == (config.num_hidden_layers - 1, "mlp"):
             payload = ((8, 8, hidden_size),)
     return Answers(
-        delay=rule.get("delay", 1) if rule.get("overlap", preset == "ladder" or rule.get("delay") == 2) else 0,
+        delay=rule.get("delay", 1) if rule.get("overlap", preset == "ladder" or "delay" in rule) else 0,
         peek=rule.get("peek", preset in ("desync", "partial")),
         reduce=reduce,
         shared_channels=shared_channels,
