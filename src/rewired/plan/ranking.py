@@ -160,7 +160,10 @@ def make_ranking(request: PlanRequest) -> Ranking:
     shape.check_shards(tp, "--gpus" if request.tp is None else "--tp")
     node = machine.all_reduce.gpus_per_node
     if request.gpus > node and node % tp and tp % node:
-        raise ValueError(f"--tp {tp} would leave ranks of one model in parts of nodes of {node}: take nodes of {tp}.")
+        raise ValueError(
+            f"--tp {tp} would leave ranks of one model in parts of nodes of {node}: choose one that divides {node}, or "
+            "a multiple of it."
+        )
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)
     chosen = candidates(shape, request.wirings) + (selected(request.frontier, shape) if request.frontier else [])
