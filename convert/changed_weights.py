@@ -118,8 +118,8 @@ def check_gains(checkpoint: Checkpoint, stored: Collection[str], wiring: Wiring,
     """Raise ValueError where a gain that is `stored` would be one of something else; new modules get new ones."""
     before, after = (_gained(checkpoint.shape.family, each) for each in (checkpoint.wiring, wiring))
     if stored and (tp_shards != checkpoint.tp_shards or any(before.get(name) != after.get(name) for name in stored)):
-        record = {"base": provenance.base_of(checkpoint.config)}
-        base = f"{_base(record)}, which it was made from" if record["base"] else "the model that it was made from"
+        known = provenance.base_of(checkpoint.config)
+        base = f"{known['name']}, which it was made from" if known else "the model that it was made from"
         raise ValueError(
             f"{checkpoint.folder} holds gains (*_gain.weight) of its present wiring, and this would change it there: "
             f"name other layers, or convert {base}. {_RETRAIN}"

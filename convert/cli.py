@@ -271,9 +271,11 @@ def _note_on_damage(done: Conversion) -> str:
             f" (on SmolLM2, {known.share:.0%} of the layers, {how}: KL {known.converted:.2g} nats a token now, "
             f"{known.fitted:.2g} after --refit)"
         )
-    way = f"run convert with --refit too, or train it: adapt RECIPE --model {shlex.quote(str(done.out))}"
+    training = f"train it: adapt RECIPE --model {shlex.quote(str(done.out))}"
     if done.plan.is_quantised:
         way = "convert the original with --refit, or train it, and quantise the result"
     elif done.plan.is_changed:
-        way = way.replace("run convert with --refit too", "convert the original with --refit")
+        way = f"convert the original with --refit, or {training}"
+    else:
+        way = f"run convert with --refit too, or {training}"
     return f"The weights do not fit this wiring yet, and the model is damaged{figures}. To mend it, {way}."
