@@ -158,8 +158,11 @@ def _check_what_runs(tasks: Sequence[Task], left_out: Collection[str], request: 
     """Raise ValueError where nothing would be measured, or nothing that the gate can judge."""
     if not (tasks or request.texts or request.retrieval):
         raise ValueError(f"No task can be run ({', '.join(left_out)}): name others with --tasks.")
-    shares = [task for task in tasks if task.metric.is_share and task.metric.higher_is_better]
-    if request.gate and request.gate.asks_tasks and not shares:
+    if (
+        request.gate
+        and request.gate.asks_tasks
+        and not any(task.metric.is_share and task.metric.higher_is_better for task in tasks)
+    ):
         raise ValueError(
             f"The gate {request.gate.name} asks for tasks whose scores are shares: name some with --tasks."
         )

@@ -44,6 +44,11 @@ class TaskResult:
     note: str = ""
 
     @property
+    def is_score(self) -> bool:
+        """Whether it is a share, of which more is better: it counts in averages, and a gate asks for its recovery."""
+        return self.is_share and self.higher_is_better
+
+    @property
     def scale(self) -> int:
         """From values to what reports print: shares in per cent."""
         return 100 if self.is_share else 1
@@ -96,7 +101,7 @@ def compile_tasks(tasks: Sequence[Task], logs: dict[str, dict[str, Logs]], model
 
 
 def average_of(tasks: Sequence[TaskResult], models: Sequence[str]) -> Average | None:
-    shares = [task for task in tasks if task.is_share and task.higher_is_better]
+    shares = [task for task in tasks if task.is_score]
     if len(shares) < 2:
         return None
     others = models[1:]

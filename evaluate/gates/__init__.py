@@ -46,6 +46,11 @@ class Gate:
         return self.mean_recovery is not None or self.task_recovery is not None
 
     @property
+    def least(self) -> float | None:
+        """The recovery that a task needs, or, where only the mean is asked for, all together."""
+        return self.mean_recovery if self.task_recovery is None else self.task_recovery
+
+    @property
     def asks_texts(self) -> bool:
         return self.kl is not None or self.same_top is not None
 
@@ -78,9 +83,9 @@ class Check:
     @property
     def items_to_decide(self) -> int | None:
         """About how many items would decide, if the value stayed what it is."""
-        is_open = self.verdict == UNDECIDED and self.value is not None and self.value != self.bound
-        if not is_open or self.bound is None or self.value is None or not self.items:
+        if self.verdict != UNDECIDED or not self.items or self.value == self.bound:
             return None
+        assert self.value is not None and self.bound is not None, "items were measured, and asked about"
         return math.ceil(self.items * (_Z * (self.error or 0.0) / (self.value - self.bound)) ** 2)
 
 
@@ -126,9 +131,11 @@ def checks(
     """All that `gate` asks of a model; `divergences` are by text and model, `left_out` tasks that could not be run."""
     assert divergences or not gate.asks_texts, "a text is asked for at the start"
     assert retrieval or gate.retrieval_loss is None, "and so are lengths"
-    found = list(_of_tasks(gate, model, original, tasks))
+    judged = [task for task in tasks if task.is_score and task.scores[original].value > 0]
+    found = list(_of_tasks(gate, model, original, judged))
     if gate.asks_tasks:
-        found += [Check(f"{title}, which was not run", None, None, _least(gate)) for title in left_out]
+        found += _not_judged(gate, model, [task for task in tasks if task not in judged], left_out)
+        found += [] if judged else [Check("recovery of any task", None, None, gate.least)]
     for text, by_model in divergences.items():
         found += _of_text(gate, text, by_model[model])
     if gate.retrieval_loss is not None:
@@ -148,20 +155,9 @@ def _lost(most: float, retrieval: Sequence[TaskResult], model: str, original: st
 
 
 def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]) -> Iterator[Check]:
-    """A task is judged by its recovery, where its score is a share; of others nothing is asked."""
-    shares = [task for task in tasks if task.is_share and task.higher_is_better]
-    for task in tasks if gate.asks_tasks else ():
-        if task not in shares:
-            yield Check(f"{task.title}, whose score is no share", task.scores[model].value, None, None)
-        elif task.scores[original].value == 0:
-            yield Check(f"recovery of {task.title}, where the original scores 0", None, None, _least(gate))
-    tasks = [task for task in shares if task.scores[original].value > 0]
-    if gate.asks_tasks and not tasks:
-        yield Check("recovery of a task", None, None, _least(gate))
-        return
     recoveries = [_recovery(task, model, original) for task in tasks]
     items = [task.scores[original].n for task in tasks]
-    if gate.mean_recovery is not None:
+    if gate.mean_recovery is not None and tasks:
         mean = sum(value for value, _ in recoveries) / len(recoveries)
         errors = [error for _, error in recoveries if error is not None]
         error = math.hypot(*errors) / len(errors) if len(errors) == len(recoveries) else None
@@ -175,8 +171,14 @@ def _of_tasks(gate: Gate, model: str, original: str, tasks: Sequence[TaskResult]
             yield Check(f"answers to {task.title} that change", flips, None, None)
 
 
-def _least(gate: Gate) -> float | None:
-    return gate.mean_recovery if gate.task_recovery is None else gate.task_recovery
+def _not_judged(gate: Gate, model: str, tasks: Sequence[TaskResult], left_out: Collection[str]) -> Iterator[Check]:
+    for task in tasks:
+        if task.is_score:
+            yield Check(f"recovery of {task.title}, where the original scores 0", None, None, gate.least)
+        else:
+            yield Check(f"{task.title}, whose score is no share", task.scores[model].value, None, None)
+    for title in left_out:
+        yield Check(f"recovery of {title}, which was not run", None, None, gate.least)
 
 
 def _recovery(task: TaskResult, model: str, original: str) -> tuple[float, float | None]:
