@@ -58,7 +58,7 @@ def _evaluate(
         list[Path] | None, _on_what("Texts for perplexity and divergence; by default a page of prose.", metavar="FILE")
     ] = None,
     no_text: Annotated[bool, _on_what("Leave perplexity and divergence out.", "--no-text")] = False,
-    text_tokens: Annotated[int, _on_what("N tokens of each text, in whole windows.", metavar="N")] = 8192,
+    text_tokens: Annotated[int, _on_what("The first N tokens of each text, in whole windows.", metavar="N")] = 8192,
     window: Annotated[int, _on_what("Read texts in windows of so many tokens.", metavar="N")] = 512,
     retrieval: Annotated[
         str | None,

@@ -116,7 +116,7 @@ def _checked_config(folder: Path, tp: TpSize) -> Any:
     with loading(f"{folder} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tp_plan(config, tp)
-    if tp > 1 and knows_method(config.to_dict()):
+    if tp > 1 and knows_method(config.to_dict()):  # others, transformers may split
         check_not_quantised(config)
     if family := family_of(config.model_type):
         check_ranks(family, config, tp.x, "--tp")

@@ -318,7 +318,10 @@ def test_a_payload_alone_is_not_refitted() -> None:
 
 
 BAD = {
-    "parts of nodes": (["llama-3.1-8b", "--gpus", "2x6", "--tp", 4], "--tp 4 would leave ranks of one model in parts"),
+    "parts of nodes": (
+        ["llama-3.1-8b", "--gpus", "2x6", "--tp", 4],
+        "--tp 4 does not fit nodes of 6 GPUs, and a model",
+    ),
     "no batch": (["llama-3.1-8b", "--batch", ""], "--batch  is not a list of batches"),
     "no batch to train on": (["llama-3.1-8b", "--goal", "train", "--batch", ""], "--batch  is not a list of batches"),
     "hardware": ([*TINY, "--hardware", "h1"], "There is no hardware 'h1'"),

@@ -116,7 +116,7 @@ def _bench(
         from .run import bench
 
         if train and (new is not None or compiled):
-            raise ValueError("--train times steps, eager, that decode nothing: leave out --new and --compiled.")
+            raise ValueError("--train times steps, which are eager and decode nothing: leave out --new and --compiled.")
         ranks = _ranks(tp, fsdp)
         here = 1 if emulated else torchrun.ranks_of_this_machine() if torchrun.is_joined() else max(ranks) * fsdp
         device = choose_device(device, here)

@@ -104,7 +104,7 @@ def build(
 ) -> Any:
     """The model of a contender, split over `mesh`, on a grid where `size` is one, and without weights.
 
-    It is for `shard`, over so many ranks of FSDP2, next.
+    `fsdp` is how many ranks `shard` will then share the weights out over.
     """
     config = config_of(contender, config, tp_shards)
     with torch.device("meta"), no_tie_weights():  # a plan has the head's, too

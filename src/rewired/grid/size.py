@@ -71,10 +71,10 @@ def check(config: Any, size: TpSize, fsdp_size: int = 1, name: str = "tp_size") 
 def blocks_of(config: Any, fsdp_size: int = 1) -> int:
     """How many equal blocks of channels there are, so that the wiring treats all channels of a block alike.
 
-    Of several, FSDP2 gives each of its ranks as many.
-
     Y splits each block. So every rank holds its part of the channels that are reduced, and of those that stay local; of
     each of a payload's sections; and of the groups that one shard adds up, which keeps what rounding leaves of the sum.
+
+    FSDP2 shares several blocks out over its ranks, so their number is a multiple of `fsdp_size`.
     """
     ends = {0}
     for module in config.resolved_wiring.modules:

@@ -46,7 +46,7 @@ def parts(layer: nn.Module, names: Module) -> Iterator[tuple[nn.Module, Split]]:
 def split(module: nn.Module, placements: Split, mesh: DeviceMesh, blocks: int, fsdp_size: int) -> None:
     """Split a module's parameters; of one that PEFT has wrapped, its base layer's and the adapters'.
 
-    Where Y takes its part of each of several blocks, FSDP2 is to split these blocks, by `split_fsdp2_in_blocks`.
+    Where Y takes its part of each of several blocks, FSDP2 has to share out these blocks: `split_fsdp2_in_blocks`.
     """
     for name, parameter in list(module.named_parameters()):
         path, _, attribute = name.rpartition(".")
@@ -67,9 +67,9 @@ def _in_blocks(dim: int, blocks: int) -> Placement:
 
 
 class _InBlocks(DTensorSpec):
-    """How Y splits what FSDP2, which keeps replicas, too, leaves each rank: a part of each of its blocks.
+    """How Y splits a weight of which FSDP2 has given each rank some blocks: it takes its part of each.
 
-    It hides from FSDP2, which splits blocks first, that they are split already.
+    FSDP2 asks how many ranks split a side already. Of this side it is told none, as blocks come first.
     """
 
     @property
@@ -85,7 +85,7 @@ class _InBlocks(DTensorSpec):
 
 
 def split_fsdp2_in_blocks() -> None:
-    """Have transformers' FSDP2 split the side that Y splits. Elsewhere, it goes on to split the first.
+    """Have FSDP2 split the side of a weight that Y splits, where transformers applies it. Others it splits as ever.
 
     Torch 2.13 cannot gather a weight of which Y splits one side in blocks, and FSDP2 the other, which X splits, too.
     """

@@ -161,8 +161,8 @@ def make_ranking(request: PlanRequest) -> Ranking:
     node = machine.all_reduce.gpus_per_node
     if request.gpus > node and node % tp and tp % node:
         raise ValueError(
-            f"--tp {tp} would leave ranks of one model in parts of nodes of {node}: choose one that divides {node}, or "
-            "a multiple of it."
+            f"--tp {tp} does not fit nodes of {node} GPUs, and a model would lie in parts of two: choose one that "
+            f"divides {node}, or a multiple of it."
         )
     if request.calibration is not None:
         machine = calibrated(machine, request.calibration)

@@ -40,7 +40,10 @@ class RefitModule:
         return stream.read(self.wiring, self.gain, self.shards)
 
     def fresh(self, stream: ResidualStream) -> torch.Tensor:
-        """What it would read of `stream` if all had been reduced, [B, T, H]."""
+        """What it would read of `stream` if all had been reduced, [B, T, H].
+
+        Local parts are merged as the module says that takes them along; one that takes none adds to its own region's.
+        """
         return stream.total(self.shards, self.wiring.merge if self.wiring.takes_local else self.wiring.region.merge)
 
     def total(self, written: ResidualStream) -> torch.Tensor:
@@ -99,7 +102,10 @@ class RefitModule:
             projection.weight.copy_((rows + rows @ delta.mT).flatten(0, 1))
 
     def fold_output(self, delta: torch.Tensor) -> None:
-        """Let the last projection add `hidden @ delta` to the stream, delta [A, H]. A mean takes a share of it."""
+        """Let the last projection add `hidden @ delta` to the stream, delta [A, H].
+
+        Of what stays local, a mean will fold one part in r: r times as much is added.
+        """
         added = delta.T.clone()
         if self.wiring.region.merge == "mean":
             added[self.wiring.shared_channels :] *= self.shards.total

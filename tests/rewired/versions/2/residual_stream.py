@@ -117,7 +117,7 @@ class ResidualStream(NamedTuple):
     def total(self, shards: Shards, merge: str = "sum") -> torch.Tensor:
         """Everything contributed so far, [B, T, H]: what the final norm reads after the last module.
 
-        Local parts, which that leaves none of, count as the `merge` folds them.
+        Before that, some parts may be local: they count as `merge` will fold them.
         """
         stream = self._land(len(self.in_flight), shards)
         settled, local = stream.settled, stream.local
