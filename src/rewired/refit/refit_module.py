@@ -106,9 +106,10 @@ class RefitModule:
 
         Of what stays local, a mean will fold one part in r: r times as much is added.
         """
-        added = delta.T.clone()
+        added = delta.T
         if self.wiring.region.merge == "mean":
-            added[self.wiring.shared_channels :] *= self.shards.total
+            first, local = added.tensor_split([self.wiring.shared_channels])
+            added = torch.cat([first, local * self.shards.total])
         self.output.weight.add_(added)
 
     def reorder_neurons(self, order: torch.Tensor) -> None:

@@ -24,7 +24,8 @@ def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
     if text in (MIX, LOOKUPS):
         fitted = [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
-        return [*fitted, list(lookups(" ".join(map(str, fitted[-1]))))] if text == LOOKUPS else fitted
+        prose = " ".join(map(str, fitted[-1]))
+        return [*fitted, [*lookups(prose)]] if text == LOOKUPS else fitted
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
