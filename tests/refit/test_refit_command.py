@@ -62,7 +62,7 @@ BAD = {
     "no text in a folder": (["--refit", "empty/prose.txt"], "There is no calibration text empty/prose.txt"),
     "short": (["--refit", "short.txt"], "short.txt is too short to calibrate on"),
     "short, dry": (["--refit", "short.txt", "--dry-run"], "short.txt is too short to calibrate on"),
-    "no name": (["--refit", ""], "The calibration text has an empty name: name one, mix or mix+lookups"),
+    "no name": (["--refit", ""], "The calibration text has an empty name: name one, or mix"),
     "two texts": (["--refit", "short.txt", "--calibrate", "other.txt"], "name different texts"),
     "tokens": (["--refit", "short.txt", "--refit-tokens", "0"], "--refit-tokens 0 makes no sense"),
     "no rows": (["--refit", "rows.jsonl"], "rows.jsonl, row 3 cannot be read as text"),

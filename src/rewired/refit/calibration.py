@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from rewired.text import LOOKUPS, MIX
+from rewired.text import MIX
 from rewired.text.conversations import Document
 from rewired.text.documents import shuffled, sources
 from rewired.text.windows import WINDOW, Cutter
 
 from .cost import FIRST, HELD_OUT
 
-_NAMES = {MIX: "the packaged mix of prose and chat", LOOKUPS: "the packaged mix and lists that are looked up in"}
 _LEAST_SHARE = 4  # windows of a file; those that give fewer are read as one
 
 
@@ -82,7 +81,7 @@ def load(text: str, tokenizer: Any, tokens: int, context: int = WINDOW) -> Calib
         for windows, count in zip(shares, counts, strict=True)
         for number in range(len(windows))
     ]
-    name = _NAMES.get(text, text)
+    name = "the packaged mix of prose, chat and lists" if text == MIX else text
     return Calibration(torch.stack([window for windows in shares for window in windows]), tuple(held_out), name)
 
 

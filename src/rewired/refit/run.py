@@ -29,7 +29,7 @@ from .request import RefitRequest
 from .sweep import BrokenWeightsError, Sweep
 from .weights import Finished, Weights
 
-ALGORITHM_VERSION = 8  # increase it when the same text gives other weights: then no older run is continued
+ALGORITHM_VERSION = 9  # increase it when the same text gives other weights: then no older run is continued
 
 
 @dataclass(frozen=True)

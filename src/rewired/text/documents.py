@@ -1,4 +1,4 @@
-"""Documents of a calibration text: a file, a folder, a dataset on the hub, or the packaged mix of prose and chat."""
+"""Documents of a calibration text: a file, a folder, a dataset on the hub, or the packaged mix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from . import LOOKUPS, MIX, packaged
+from . import MIX, packaged
 from .conversations import Document, read_row
 from .lookups import lookups
 from .rows import ARTICLE, ROWS, TEXTS, Row, dataset_errors, is_on_hub, read_rows, read_texts
@@ -22,25 +22,25 @@ _MOST_CHARACTERS = 1 << 26  # of a text file or of a dataset, which may be books
 
 def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
-    if text in (MIX, LOOKUPS):
+    if text == MIX:
         fitted = [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
-        prose = " ".join(map(str, fitted[-1]))
-        return [*fitted, [*lookups(prose)]] if text == LOOKUPS else fitted
+        return [*fitted, lookups(" ".join(map(str, fitted[-1])))]
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
 
 def mix() -> list[list[Document]]:
-    """All documents of the packaged mix: of each file, the last fifth is never fitted on, and can be held out."""
+    """All documents of the packaged prose and chat: of each file, the last fifth is never fitted on, and can be held
+    out."""
     return [_read(file) for file in packaged.mix_files()]
 
 
 def check(text: str) -> list[Path] | None:
     """The files that `text` names; None for a dataset on the hub. Raises ValueError for text that is nowhere."""
-    if text in (MIX, LOOKUPS):
+    if text == MIX:
         return packaged.mix_files()
     if not text.strip():
-        raise ValueError(f"The calibration text has an empty name: name one, {MIX} or {LOOKUPS}.")
+        raise ValueError(f"The calibration text has an empty name: name one, or {MIX}.")
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in ROWS + TEXTS)
@@ -52,8 +52,7 @@ def check(text: str) -> list[Path] | None:
     if is_on_hub(text):
         return None
     raise ValueError(
-        f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), {MIX} or "
-        f"{LOOKUPS}."
+        f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), or {MIX}."
     )
 
 
