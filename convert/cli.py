@@ -242,9 +242,10 @@ def _push(folder: Path, repo: str) -> str:
 
     try:
         return push(folder, repo)
-    except ValueError as error:
+    except (ValueError, KeyboardInterrupt) as error:
         command = shlex.join(["rewired", "push", str(folder), repo])
-        raise ValueError(f"{error} {folder} is whole; to upload it later: {command}") from None
+        way_on = f"{folder} is whole; to upload it later: {command}"
+        raise type(error)(f"{str(error) or 'interrupted.'} {way_on}") from None
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:

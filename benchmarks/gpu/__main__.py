@@ -20,6 +20,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -172,17 +173,18 @@ def surroundings(device: str, scratch: Path) -> dict[str, str]:
 
 def page(chosen: list[Part], args: argparse.Namespace, seconds: float) -> str:
     """The parts' outcomes and sections, and where they ran."""
-    from rewired.bench.run import environment
+    from rewired.bench.run import machine
     from rewired.tables import markdown
 
-    facts = environment(args.device) | {name: found for name in OPTIONAL if (found := installed(name))}
-    where = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("date", "device"))
+    facts = machine(args.device) | {name: found for name in OPTIONAL if (found := installed(name))}
+    where = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "device")
     title = "On a GPU" if args.device == "cuda" else "A trial of `make gpu` without a GPU: these figures say nothing"
     command = shlex.join(["make", "gpu", *sys.argv[1:]])
     outcomes = [[part.name, part.outcome, f"{part.seconds:.0f}"] for part in chosen]
+    ran = f"{date.today().isoformat()}, commit {args.commit}; {facts['device']}; {where}. {seconds:.0f} s in all."
     blocks = [
         f"# {title}\n",
-        f"`{command}`, {facts['date']}, commit {args.commit}; {facts['device']}; {where}. {seconds:.0f} s in all.\n",
+        f"`{command}`, {ran}\n",
         markdown(["part", f"outcome ([log]({LOG}))", "s"], outcomes),
         *(part.section for part in chosen if part.section),
     ]

@@ -116,8 +116,8 @@ def report_errors(command: str, when_interrupted: str = "interrupted.") -> Itera
         if "Symlink loop" not in str(error):  # as Path.resolve says it before Python 3.13
             raise
         _end(f"{command}: {error}", 2)
-    except KeyboardInterrupt:
-        _end(f"{command}: {when_interrupted}", 130)
+    except KeyboardInterrupt as error:
+        _end(f"{command}: {str(error) or when_interrupted}", 130)
 
 
 def _check_names() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +211,15 @@ def test_over_a_slow_link(tmp_path: Path) -> None:
     report = (tmp_path / "report.md").read_text()
     assert "what 1gbit adds to the machine's own link:" in report
     assert "| 16,777,216 |" in report
+
+
+def test_two_benches_do_not_write_one_folder(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    done = run("bench", *SMALL, "--tp", "1", "--out", tmp_path)
+    os.close(held)
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert done.stderr == f"rewired bench: Another bench is writing {tmp_path}: wait for it, or give another --out.\n"
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

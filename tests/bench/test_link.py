@@ -20,7 +20,7 @@ from torch import distributed
 from rewired.bench.link import EmulatedLink, over_fast_link
 from rewired.bench.links import NO_P2P, prepared
 from rewired.bench.request import BenchRequest
-from rewired.bench.run import environment
+from rewired.bench.run import machine
 from rewired.ranks import run_on_ranks
 
 NAMESPACES = Path("/run/netns")
@@ -222,5 +222,5 @@ def test_without_p2p_neither_links_nor_their_switches_are_used_and_results_say_s
     with prepared(BenchRequest(["tiny"], [], link=NO_P2P), ranks=4) as prepare:
         assert prepare is not None
         prepare(0)
-    recorded = {name: value for name, value in environment("cpu").items() if name.startswith("NCCL_")}
+    recorded = {name: value for name, value in machine("cpu").items() if name.startswith("NCCL_")}
     assert recorded == {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}

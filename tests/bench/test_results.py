@@ -13,6 +13,7 @@ from rewired.bench.results import Cell, CellFile, median_range, to_json
 from rewired.grid.size import TpSize
 
 REQUEST = BenchRequest("tiny", ("ladder", "none"), prompt=8, new=10, rounds=3, device="cpu")
+HERE = {"device": "a CPU", "torch": "1"}
 SAMPLES = {
     "stock": {"prefill": [2.0, 2.2, 2.4], "decode": [0.2, 0.2, 0.2], "decode_compiled": [0.2, 0.2, 0.2]},
     "standard": {"prefill": [2.0, 2.0, 4.0], "decode": [0.2, 0.3, 0.2], "decode_compiled": [0.2, 0.2, 0.2]},
@@ -95,21 +96,21 @@ def test_an_all_reduce_that_was_measured_twice_counts_once() -> None:
 
 
 def test_cells_are_found_again(tmp_path: Path) -> None:
-    CellFile(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
-    CellFile(tmp_path, REQUEST).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
-    again = CellFile(tmp_path, REQUEST)
+    CellFile(tmp_path, REQUEST, HERE).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    CellFile(tmp_path, REQUEST, HERE).add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
+    again = CellFile(tmp_path, REQUEST, HERE)
     assert again.cells == [Cell(2, 1, {"loopback": SAMPLES}, SENT), Cell(2, 4, {"loopback": SAMPLES}, SENT)]
     assert again.is_done(TpSize(2), 4)
     assert not again.is_done(TpSize(4), 4)
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = CellFile(tmp_path, REQUEST)
+    measured = CellFile(tmp_path, REQUEST, HERE)
     measured.add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
         broken.setattr(Path, "replace", fail)
         measured.add(Cell(2, 4, {"loopback": SAMPLES}, SENT))
-    assert [cell.batch for cell in CellFile(tmp_path, REQUEST).cells] == [1]
+    assert [cell.batch for cell in CellFile(tmp_path, REQUEST, HERE).cells] == [1]
 
 
 def fail(*_: object) -> None:
@@ -117,22 +118,28 @@ def fail(*_: object) -> None:
 
 
 def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
-    CellFile(tmp_path, REQUEST).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    CellFile(tmp_path, REQUEST, HERE).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
     other = BenchRequest("tiny", ("ladder", "none"), prompt=9, new=10, rounds=3, device="cpu")
     with pytest.raises(ValueError, match="with another prompt: give another --out"):
-        CellFile(tmp_path, other)
+        CellFile(tmp_path, other, HERE)
+
+
+def test_nor_is_another_machine_or_version(tmp_path: Path) -> None:
+    CellFile(tmp_path, REQUEST, HERE).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    with pytest.raises(ValueError, match="with another torch: give another --out"):
+        CellFile(tmp_path, REQUEST, HERE | {"torch": "2"})
 
 
 def test_nor_is_another_model_in_the_same_folder(tmp_path: Path) -> None:
-    CellFile(tmp_path, REQUEST, {"config.json": "a"}).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
-    assert CellFile(tmp_path, REQUEST, {"config.json": "a"}).is_done(TpSize(2), 1)
+    CellFile(tmp_path, REQUEST, HERE, {"config.json": "a"}).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
+    assert CellFile(tmp_path, REQUEST, HERE, {"config.json": "a"}).is_done(TpSize(2), 1)
     for other in ({"config.json": "b"}, None):
         with pytest.raises(ValueError, match="with another config or weights: give another --out"):
-            CellFile(tmp_path, REQUEST, other)
+            CellFile(tmp_path, REQUEST, HERE, other)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"request": {}, "tp": 2}', "\xff"])
 def test_a_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "measured.jsonl").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match="is not what this version of rewired bench writes: remove it"):
-        CellFile(tmp_path, REQUEST)
+        CellFile(tmp_path, REQUEST, HERE)

@@ -68,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.fail(404, "NoRoute", "The hub of the tests has no such route")
         repo, revision = route["repo"], unquote(route["revision"] or "main")
         locked = repo in hub.gated and token != f"Bearer {TOKEN}"
+        if repo in hub.pushed:
+            listing = [tree_entry(name, data) for name, data in hub.pushed[repo].items()]
+            return self.answer_listing(repo, listing, tree=route["what"] == "tree")
         if repo not in hub.repos:
             return self.fail(404 if token else 401, "RepoNotFound", "Repository not found")
         if locked and (not asked_file["cdn"] if asked_file else hub.gated_api):
@@ -77,7 +80,8 @@ class Handler(BaseHTTPRequestHandler):
         folder = hub.repos[repo]
         files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
         if asked_file is None:
-            return self.answer_api(repo, files, tree=route["what"] == "tree")
+            listing = [tree_entry(name, path.read_bytes()) for name, path in files.items()]
+            return self.answer_listing(repo, listing, tree=route["what"] == "tree")
         name, redirect = unquote(asked_file["file"]), None if asked_file["cdn"] else hub.cdn_url + path
         if name not in files:
             return self.fail(404, "EntryNotFound", "Entry not found")
@@ -102,14 +106,15 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
         elif route:
             for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
+                if line["key"] == "deletedFile":
+                    del hub.pushed[route["repo"]][line["value"]["path"]]
+                elif line["key"] == "file":
                     hub.pushed[route["repo"]][line["value"]["path"]] = b64decode(line["value"]["content"])
             answer = {"commitUrl": f"{hub.url}/{route['repo']}/commit/{COMMIT}", "commitOid": COMMIT}
         self.send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
-    def answer_api(self, repo: str, files: Mapping[str, Path], tree: bool) -> None:
+    def answer_listing(self, repo: str, listing: Any, tree: bool) -> None:
         """The listing of a repository's files, or what model_info reads."""
-        listing: Any = [tree_entry(name, path.read_bytes()) for name, path in files.items()]
         if not tree:
             siblings = [{"rfilename": entry["path"], "size": entry["size"]} for entry in listing]
             listing = {"id": repo, "sha": COMMIT, "gated": repo in self.server.gated and "manual", "siblings": siblings}

@@ -117,6 +117,10 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index points to another kind of file": (lambda f: point_index(f, "README.md"), "names 'README.md'"),
     "a link leads out": (link_out, "is a link that leaves its folder"),
+    "a single file beside an index": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        "holds model.safetensors, which transformers would load, and model.safetensors.index.json of other files",
+    ),
     "index is not JSON": (lambda f: (f / INDEX).write_text("nope"), "is not JSON"),
     "index without a map": (lambda f: (f / INDEX).write_text("{}"), "has no weight_map"),
     "index misplaces a tensor": (lambda f: point_index(f, FIRST), "places 'model.norm.weight'"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
+from rewired.cli import main
 from tests.commands import run
 
 from .checkpoints import INDEX, make_llama, snapshot
@@ -247,6 +249,30 @@ def test_a_conversion_that_could_not_be_pushed_is_pushed_by_the_command_that_it_
     done = run(*command.split(), cwd=work, HF_ENDPOINT=hub.url, **options)
     assert (done.returncode, done.stdout) == (0, f"pushed to {hub.url}/org/new\n"), done.stderr
     assert hub.pushed["org/new"] == snapshot(work / "out")
+
+
+def test_an_interrupted_push_says_that_the_folder_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def push(folder: Path, repo: str) -> str:
+        raise KeyboardInterrupt
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("rewired.sources.hub.push", push)
+    monkeypatch.setattr(sys, "argv", ["rewired", "push", str(tmp_path), "org/new"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    later = f"{tmp_path} is whole; to upload it later: rewired push {tmp_path} org/new"
+    assert (ended.value.code, capsys.readouterr().err) == (130, f"rewired push: interrupted. {later}\n")
+
+
+def test_weights_of_an_earlier_push_leave_the_repository(hub: HubServer, work: Path, tiny: Path) -> None:
+    """Transformers would load a single file that stays, and not the shards that came."""
+    options = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(work.parent / "home"), "HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    hub.pushed["org/new"] = dict.fromkeys(("model.safetensors", "rotation.npy", "notes.md"), b"old")
+    done = run("convert", str(tiny), "out", *LADDER, "--push-to-hub", "org/new", cwd=work, **options)
+    assert done.returncode == 0, done.stderr
+    assert hub.pushed["org/new"] == snapshot(work / "out") | {"notes.md": b"old"}
 
 
 def test_a_dry_run_lists_what_would_be_pushed(hub: HubServer, work: Path, tiny: Path) -> None:

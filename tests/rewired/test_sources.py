@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 from rewired.cache import sha256
 from rewired.checkpoint import provenance
@@ -116,6 +118,21 @@ def test_a_repository_comes_through_the_hub_s_cache(name: str, tmp_path: Path, m
     monkeypatch.setattr(hub, "fetch", fetch)
     (tmp_path / "config.json").write_text("{}")
     assert checkpoint_folder(name, "main") == tmp_path
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("Error while uploading 'model.safetensors'."), OSError("broken")])
+def test_an_upload_that_fails_is_a_sentence(
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file of weights huggingface_hub says it by RuntimeError, its uploader by OSError."""
+
+    def upload_folder(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: "url")
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    with pytest.raises(ValueError, match=f"me/model could not be written .{failure}.[.]"):
+        hub.push(tmp_path, "me/model")
 
 
 NOT_THERE = {

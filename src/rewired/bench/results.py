@@ -40,14 +40,17 @@ class Cell:
 class CellFile:
     """The file of cells that are done."""
 
-    def __init__(self, folder: Path, request: BenchRequest, content: Mapping[str, str] | None = None) -> None:
-        """`content` has the SHA-256 of the model's files: another model may lie under the same name.
+    def __init__(
+        self, folder: Path, request: BenchRequest, where: Mapping[str, Any], content: Mapping[str, str] | None = None
+    ) -> None:
+        """`where` is the machine and its software. `content` has the SHA-256 of the model's files: another model may
+        lie under the same name.
 
-        Raises ValueError where the folder holds those of another request or model, or another kind of file.
+        Raises ValueError where the folder holds cells of another request, model or machine, or another kind of file.
         """
-        self.file, self.request = folder / "measured.jsonl", json.loads(json.dumps(asdict(request)))
-        if content is not None:
-            self.request["config or weights"] = dict(content)
+        of_content = {} if content is None else {"config or weights": content}
+        self.file = folder / "measured.jsonl"
+        self.request = json.loads(json.dumps({**asdict(request), **where, **of_content}))
         self.cells: list[Cell] = []
         for recorded, cell in self._recorded():
             if recorded != self.request:

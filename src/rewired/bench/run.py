@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
@@ -21,7 +23,7 @@ from rewired.checkpoint.checkpoint import check_loadable
 from rewired.checkpoint.named_shapes import find_checkpoint, named_shape
 from rewired.checkpoint.shape import Shape
 from rewired.grid.size import TpSize
-from rewired.progress import announce
+from rewired.progress import announce, is_first_rank
 from rewired.ranks import leave_group, run_on_ranks
 from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
@@ -64,20 +66,40 @@ def bench(
     found = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if not found.is_dir():
         raise ValueError(f"{found} is a file: give --out a folder.")
-    content = provenance.content(model.folder) if model.folder else None
-    measured = CellFile(out, request, content)
+    content, where = provenance.content(model.folder) if model.folder else None, machine(request.device)
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
-    for job in jobs:
-        missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(job.tp, batch)])
-        profiled = min(batches) if profiles and job is max(jobs, key=lambda each: int(each.tp)) else None
-        if missing or profiled:
-            _measure(replace(job, profiled=profiled), missing, measured)
-            measured = CellFile(out, request, content)
+    with _held(out) if is_first_rank() else nullcontext():
+        measured = CellFile(out, request, where, content)
+        for job in jobs:
+            missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(job.tp, batch)])
+            profiled = min(batches) if profiles and job is max(jobs, key=lambda each: int(each.tp)) else None
+            if missing or profiled:
+                _measure(replace(job, profiled=profiled), missing, measured)
+                measured = CellFile(out, request, where, content)
     if torchrun.is_joined():
         leave_group()
-    header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": environment(request.device)}
+    now = {"date": date.today().isoformat(), "load_average": round(os.getloadavg()[0], 2)}
+    header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": now | where}
     return to_json(request, model.shape.num_hidden_layers, measured.cells, header)
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Lock the folder `out`, which is made if it is missing. Raises ValueError where another bench writes there."""
+    missing = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    lock = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"Another bench is writing {out}: wait for it, or give another --out.") from None
+    finally:
+        os.close(lock)
+        with suppress(OSError):  # what was measured stays
+            for folder in missing:
+                folder.rmdir()
 
 
 @dataclass(frozen=True)
@@ -156,14 +178,12 @@ def _measure(job: RankJob, batches: Sequence[int], measured: CellFile) -> None:
         )
 
 
-def environment(device: str) -> dict[str, Any]:
+def machine(device: str) -> dict[str, Any]:
     """The machine and its software, as results.json records them."""
     is_gpu = device == "cuda"
     common = {
-        "date": date.today().isoformat(),
         "device": torch.cuda.get_device_name() if is_gpu else f"{platform.machine()} CPU",
         "cpus": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 2),
         "rewired": __version__,
         "torch": torch.__version__,
         "transformers": version("transformers"),

@@ -87,13 +87,18 @@ class Checkpoint:
             )
         if (self.folder / INDEX).is_file():
             names = sorted(set(self._weight_map().values()))
+            if SINGLE not in names and os.path.lexists(self.folder / SINGLE):
+                raise ValueError(
+                    f"{self.folder} holds {SINGLE}, which transformers would load, and {INDEX} of other files: remove "
+                    "one, with its files."
+                )
             for name in names:
                 if not name.endswith(".safetensors") or ".." in name or "/" in name:
                     raise ValueError(
                         f"{self.folder / INDEX} names '{name}', which is not a .safetensors file of its folder."
                     )
             return [inside(self.folder, name) for name in names]
-        if (self.folder / SINGLE).exists() or (self.folder / SINGLE).is_symlink():
+        if os.path.lexists(self.folder / SINGLE):
             return [inside(self.folder, SINGLE)]
         pickled = [path.name for pattern in _PICKLED for path in self.folder.glob(pattern)]
         if pickled:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+_BASIS = "rotation.npy"  # of a rotated model's stream
 # All that belongs to a checkpoint and is not code or pickle. `original/` and other subfolders stay where they are.
 COMPANION_FILES = (
     "generation_config.json",
@@ -23,7 +24,7 @@ COMPANION_FILES = (
     "LICENSE.*",
     "USE_POLICY*",
     "NOTICE*",
-    "rotation.npy",  # the basis of a rotated model's stream
+    _BASIS,
 )
 _CONFIGS = ("config.json", "adapter_config.json")  # an adapter is refused by name
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
@@ -85,16 +86,22 @@ def fetch(repo: str, revision: str | None, part: Part) -> Path:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload `folder` as the hub repository `repo`, new ones private; returns its address. Raises ValueError."""
+    """Upload `folder` as the hub repository `repo`, new ones private; weights of an earlier push that stay are removed.
+
+    Returns its address. Raises ValueError.
+    """
     from huggingface_hub import HfApi
 
     def upload() -> str:
         api = HfApi()
         address = api.create_repo(repo, exist_ok=True, private=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
+        api.upload_folder(repo_id=repo, folder_path=folder, delete_patterns=[*_WEIGHTS, _BASIS])
         return str(address)
 
-    return str(_ask(repo, None, upload, verb="written"))
+    try:
+        return str(_ask(repo, None, upload, verb="written"))
+    except (RuntimeError, OSError) as error:  # as huggingface_hub and its uploader say it of a file
+        raise ValueError(f"{repo} could not be written ({str(error).strip().splitlines()[0]}).") from None
 
 
 def files_to_push(folder: Path, repo: str) -> dict[str, int]:
