@@ -67,7 +67,7 @@ def make_trainer(
         add_losses(unwrapped(model), teacher, loss, recipe.hidden_weight, layers)  # SFT measures held-out texts only
     if checked.held_out:
         log = partial(Trainer.log, trainer)
-        trainer.add_callback(MeasureDivergence(checked.held_out, int(config.eval_steps), log))
+        trainer.add_callback(MeasureDivergence(checked.held_out, int(config.eval_steps), log, trainer.paused))
     return trainer
 
 

@@ -122,7 +122,7 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     parts = [(nn.ModuleList(ends), changed.ends or is_apart)]
     layers = enumerate(model.base.decoder_layers)
     parts += [(layer, is_apart or n in changed.layers) for n, layer in layers if n >= first]
-    copies = [copy for part, is_copied in parts for copy in _copied(part, is_copied)]
+    copies = [copy for part, is_copied in parts for copy in _copied(part, is_copied, model.family.gains)]
     dtype = _dtype(config)
     low_precision = torch.bfloat16 if config.bf16 else dtype
     # norms and the embedding, whose dtype is that of the stream
@@ -133,12 +133,14 @@ def _teacher_bytes(recipe: Recipe, config: Any, model: RewiredForCausalLM) -> in
     return size // (recipe.fsdp_size * recipe.tp_size) if is_apart else size
 
 
-def _copied(module: nn.Module, is_copied: bool) -> list[nn.Parameter]:
-    """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_copied`."""
+def _copied(module: nn.Module, is_copied: bool, gains: Sequence[str]) -> list[nn.Parameter]:
+    """The parameters of which the teacher has a copy of its own: those that are trained, or all if `is_copied`, but for
+    the `gains`, which it lacks."""
     return [
         parameter
         for name, parameter in module.named_parameters()
         if (_is_the_models(name) if is_copied else parameter.requires_grad and "lora_" not in name)
+        and not any(gain in name for gain in gains)
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_utils import SchedulerType
 
 from rewired import extras, quantities
 from rewired.model.rewired_model import RewiredForCausalLM
@@ -42,6 +41,13 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
+    options: Any = config.model_init_kwargs or {}
+    dropout = options.get("attention_dropout", student.config.attention_dropout)
+    if recipe.distills and dropout:
+        raise ValueError(
+            f"attention_dropout is {dropout}, and the original would read noise of layers that both share: give 0 in "
+            "model_init_kwargs."
+        )
     missing = _missing_for_attention(student, config)
     if recipe.load_in_4bit and find_spec("bitsandbytes") is None:
         missing = extras.missing("qlora", "load_in_4bit", "bitsandbytes")
@@ -89,7 +95,7 @@ def _missing_for_attention(student: Any, config: Any) -> str | None:
 def _warmup_warning(config: Any, steps: int) -> str | None:
     """A sentence if the learning rate is still warming up at the last of `steps`."""
     warmup = config.get_warmup_steps(steps)
-    if config.lr_scheduler_type == SchedulerType.CONSTANT or warmup < max(steps, 1):
+    if warmup < max(steps, 1):
         return None
     return (
         f"The learning rate warms up for {quantities.count(warmup, 'step')}, and the training has only "

@@ -17,7 +17,7 @@ from .loading import decode, is_wanted, place
 from .row_stats import FILTERED, RowStats
 from .tokens import IGNORED, Encoder
 
-_VERSION = 5  # increase it when the same row gives other tokens: datasets caches what this code has made
+_VERSION = 6  # increase it when the same row gives other tokens: datasets caches what this code has made
 _FEATURES = Features(  # given, because the first rows may all be left out and show nothing of the others' types
     input_ids=List(Value("int32")),
     labels=List(Value("int32")),
@@ -27,6 +27,8 @@ _FEATURES = Features(  # given, because the first rows may all be left out and s
 )
 
 _ROLES = ("system", "user", "assistant")
+_UNREAD = ("tools", "history", "tool_calls", "function_call", "reasoning_content")  # of rows and turns
+_NOTHING: tuple[Any, ...] = (None, "", "[]", "{}", "null", [], {})
 
 RowEncoder = Callable[[Mapping[str, Any], int], dict[str, Any]]  # of a row and its index, the columns of _FEATURES
 
@@ -100,6 +102,7 @@ def _encode_row(
 def _checked_document(row: Mapping[str, Any], where: str) -> Document:
     """The row as a text or a conversation. Raises ValueError, which says `where`, if it cannot be trained on."""
     document = read_row(row, where)
+    _check_is_read(row, where)
     _check_unicode(document, where)
     if (parts := prompt_and_completion(row)) and not (parts[1].strip() if isinstance(parts[1], str) else parts[1]):
         raise ValueError(f"{where} has an empty completion.")
@@ -120,6 +123,24 @@ def _checked_document(row: Mapping[str, Any], where: str) -> Document:
     if not all(turn["content"].strip() for turn in document if turn["role"] != "system"):
         raise ValueError(f"{where} has an empty turn.")
     return document
+
+
+def _check_is_read(row: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for what `read_row` leaves out, without which an answer would be another."""
+    if isinstance(row, str):
+        return
+    lists = (row.get(name) for name in ("messages", "conversations", "prompt", "completion"))
+    turns = [turn for turns in lists if isinstance(turns, list) for turn in turns]
+    for part in (row, *turns):
+        for name in _UNREAD:
+            if part.get(name) not in _NOTHING:
+                raise ValueError(f"{where} has {name}, which adapt does not read.")
+    for turn in turns:
+        if turn.get("weight") == 0 and "assistant" in (turn.get("role"), "assistant" * (turn.get("from") == "gpt")):
+            raise ValueError(f"{where} has an answer of weight 0, and adapt learns all answers.")
+        content = turn.get("content", turn.get("value"))
+        if isinstance(content, list) and any(piece.get("type") != "text" for piece in content):
+            raise ValueError(f"{where} has a turn that is not text only.")
 
 
 def _check_unicode(document: Document, where: str) -> None:

@@ -25,6 +25,7 @@ class TrainingSteps:
     tokens: int | None
     batch: int  # rows a step
     ranks: int
+    epoch: int  # steps of one
     count: int
 
     @classmethod
@@ -34,7 +35,7 @@ class TrainingSteps:
         rows_at_once = config.per_device_train_batch_size * ranks // recipe.tp_size
         batch = rows_at_once * config.gradient_accumulation_steps
         if isinstance(train, IterableDataset):
-            return cls(None, None, batch, ranks, config.max_steps)
+            return cls(None, None, batch, ranks, config.max_steps, config.max_steps)
         lengths = np.asarray(compute.list_value_length(train.with_format("arrow")["input_ids"][:]))
         rows, longest = len(lengths), config.max_length
         if config.packing and longest:
@@ -47,7 +48,7 @@ class TrainingSteps:
             )
         epoch = math.ceil(batches / config.gradient_accumulation_steps)
         count = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
-        return cls(rows, int(np.minimum(lengths, longest or lengths).sum()), batch, ranks, count)
+        return cls(rows, int(np.minimum(lengths, longest or lengths).sum()), batch, ranks, epoch, count)
 
     def describe(self) -> str:
         """One sentence for a terminal."""
@@ -55,7 +56,7 @@ class TrainingSteps:
         devices = quantities.count(self.ranks, "device")
         if self.rows is None or self.tokens is None:
             return f"{steps} of {batch} on {devices}, streamed."
-        seen = self.count * self.batch * self.tokens // self.rows
+        seen = self.count * self.tokens // self.epoch
         return (
             f"{quantities.count(self.rows, 'row')} of {quantities.count(self.tokens, 'token')} to train on, "
             f"{batch} a step on {devices}: {steps}, about {quantities.count(seen, 'token')}."

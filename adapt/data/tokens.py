@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
@@ -87,7 +86,7 @@ class Encoder:
                     add_generation_prompt=is_open,
                     **dated(self.template),
                 )
-        except TemplateError as error:
+        except Exception as error:  # whatever a template's own code raises
             raise ValueError(f"{where} is a conversation that the chat template does not take ({error}).") from None
         ids = encoded["input_ids"]
         marks = encoded["assistant_masks"] if self.assistant_only else [1] * len(ids)
@@ -150,6 +149,6 @@ def training_template(tokenizer: Any) -> str:
 def _written(tokenizer: Any, template: str, conversation: Conversation) -> str | None:
     try:
         text = tokenizer.apply_chat_template(conversation, tokenize=False, **dated(template))
-    except TemplateError:
+    except Exception:  # whatever a template's own code raises
         return None
     return str(text)

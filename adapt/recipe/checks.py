@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, get_scheduler
+from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
@@ -97,6 +98,10 @@ def _check_numbers(config: SFTConfig) -> None:
         value = getattr(config, name)
         if value is not None and not 0 < value < 2**31:
             raise ValueError(f"{name} is {value}: give one above 0 and below 2**31.")
+    if config.max_steps < 1 and config.max_steps != -1:
+        raise ValueError(f"max_steps is {config.max_steps}: give one above 0, or leave it out.")
+    if config.weight_decay < 0:
+        raise ValueError(f"weight_decay is {config.weight_decay}: give 0 or more.")
     if not 0 <= config.seed < 2**32:
         raise ValueError(f"seed is {config.seed}: give one from 0 to 2**32 - 1.")
     if config.eval_steps and config.eval_steps < 1:
@@ -110,13 +115,15 @@ def _check_mappings(config: SFTConfig) -> None:
     options: Any = config.activation_checkpointing_kwargs or {}
     if options.get("use_reentrant"):
         raise ValueError("use_reentrant: a rewired layer passes on more than one tensor, so leave it out.")
+    if "quantization_config" in (config.model_init_kwargs or {}):
+        raise ValueError("model_init_kwargs: quantization_config is not for adapt: give load_in_4bit.")
     _check_dtype(config.model_init_kwargs or {})
 
 
 def _check_batches(options: Any) -> None:
-    for name in ("dispatch_batches", "split_batches"):
+    for name in ("dispatch_batches", "split_batches", "gradient_accumulation_kwargs"):
         if getattr(options, name):
-            raise ValueError(f"accelerator_config: {name} would change how many rows a rank reads: leave it out.")
+            raise ValueError(f"accelerator_config: {name} would change how many rows are read at once: leave it out.")
 
 
 def _check_dtype(options: Any) -> None:
@@ -129,6 +136,8 @@ def _check_dtype(options: Any) -> None:
 
 def _check_optimizer(config: SFTConfig) -> None:
     """Try to make the optimizer and the scheduler, for a parameter that is not trained."""
+    if config.lr_scheduler_type == SchedulerType.CONSTANT and config.warmup_steps:
+        raise ValueError("lr_scheduler_type is 'constant', which has no warm-up: give constant_with_warmup.")
     name = "optim"
     try:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(config)

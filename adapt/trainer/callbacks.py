@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
@@ -130,8 +131,15 @@ class _Loss:
 class MeasureDivergence(TrainerCallback):
     """Measures KL(original || model) on held-out texts, each [T], before, during and after the training."""
 
-    def __init__(self, texts: list[torch.Tensor], every: int, log: Callable[[dict[str, float]], None]) -> None:
-        self.texts, self.every, self.log = texts, every, log
+    def __init__(
+        self,
+        texts: list[torch.Tensor],
+        every: int,
+        log: Callable[[dict[str, float]], None],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Measures every so many steps, while the training is `paused`."""
+        self.texts, self.every, self.log, self.paused = texts, every, log, paused
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if state.global_step == 0:  # else it is resumed
@@ -152,7 +160,7 @@ class MeasureDivergence(TrainerCallback):
         was_training = model.training
         model.eval()
         texts = [ids.to(model.device) for ids in self.texts]
-        with Progress("held-out row", len(texts)) as progress:
+        with self.paused(), Progress("held-out row", len(texts)) as progress:
             measured = divergence(
                 lambda ids: model(input_ids=ids, original=True),
                 lambda ids: model(input_ids=ids).logits,

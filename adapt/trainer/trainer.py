@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,11 @@ class AdaptTrainer(SFTTrainer):
     ) -> Any:
         """TRL's loss, or that against the teacher: a mean over the tokens of all ranks and accumulation steps."""
         if not self.losses:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            seen, is_trained = self._total_train_tokens, model.training
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            if is_trained:  # TRL takes a rank's count for rows, and drops some ranks' at the end of an epoch
+                self._set_tokens(seen + int(self.accelerator.reduce(_tokens_in(inputs))) // self._tp_size)
+            return loss
         losses: Losses = model(**inputs, distils=True)
         tokens = losses.tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         loss = losses.total / tokens.clamp(min=1)
@@ -73,14 +77,23 @@ class AdaptTrainer(SFTTrainer):
         """Add up the losses and the tokens that the model has read, for the log."""
         if not losses.total.requires_grad:  # not a training step
             return
-        ids = inputs["input_ids"]
-        read = inputs["attention_mask"].sum() if "attention_mask" in inputs else ids.new_tensor(ids.numel())
-        counts = torch.stack([part.detach().float() for part in (*losses, read)])
+        counts = torch.stack([part.detach().float() for part in (*losses, _tokens_in(inputs))])
         *sums, tokens = self.accelerator.reduce(counts).tolist()
         for name, value in zip(Losses._fields, sums, strict=True):
             self._sums[name] += value
-        self._total_train_tokens += int(tokens) // self._tp_size
-        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        self._set_tokens(self._total_train_tokens + int(tokens) // self._tp_size)
+
+    def _set_tokens(self, count: int) -> None:
+        self._total_train_tokens = count
+        self._metrics["train"]["num_tokens"] = [count]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What takes time meanwhile is not the training's, whose tokens per second are logged."""
+        started = time.perf_counter()
+        yield
+        since, tokens = self._logged
+        self._logged = (since + time.perf_counter() - started, tokens)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """SFTTrainer's training, after which the last step is checked."""
@@ -167,7 +180,7 @@ class AdaptTrainer(SFTTrainer):
         if self.is_world_process_zero():
             shutil.rmtree(out / SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        with checkpoints.disk_errors(f"{out / name}", out):
+        with self.paused(), checkpoints.disk_errors(f"{out / name}", out):
             super()._save_checkpoint(model, trial)
             os.sync()
             self.accelerator.wait_for_everyone()
@@ -179,6 +192,11 @@ class AdaptTrainer(SFTTrainer):
             good = checkpoints.newest_until(out, self._watch.good)
             rotate_checkpoints(str(out), self.args.save_total_limit, best_model_checkpoint=good, use_mtime=False)
         self.accelerator.wait_for_everyone()
+
+
+def _tokens_in(inputs: dict[str, Any]) -> torch.Tensor:
+    ids: torch.Tensor = inputs["input_ids"]
+    return inputs["attention_mask"].sum() if "attention_mask" in inputs else ids.new_tensor(ids.numel())
 
 
 def _tokens_seen(state: TrainerState) -> int:

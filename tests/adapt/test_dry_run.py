@@ -49,7 +49,6 @@ def test_it_tells_and_writes_nothing(
         ({"warmup_steps": 0.9}, "warms up for 4 steps, and the training has only 4 steps"),
         ({"warmup_steps": 99, "max_steps": -1, "num_train_epochs": 0.5}, "99 steps, and the training has only 9 steps"),
         ({"warmup_steps": 3}, None),
-        ({"warmup_steps": 20, "lr_scheduler_type": "constant"}, None),
     ],
     ids=str,
 )
@@ -136,8 +135,9 @@ def test_it_counts_projections_in_4_bits(
         {"packing": True},
         {"dataloader_drop_last": True, "per_device_train_batch_size": 5},
         {"gradient_accumulation_steps": 5, "num_train_epochs": 1.5},
+        {"gradient_accumulation_steps": 16, "num_train_epochs": 3},
     ],
-    ids=["packed", "the last rows dropped", "accumulated"],
+    ids=["packed", "the last rows dropped", "accumulated", "in epochs that end with a few rows"],
 )
 def test_it_tells_as_many_steps_and_tokens_as_are_taken(
     changes: dict[str, Any],
@@ -183,12 +183,13 @@ def test_a_teacher_in_16_bits_is_as_large_as_it_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    dense = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied)
-    student: Any = AutoModelForCausalLM.from_pretrained(make_rewired(dense, tmp_path / "m", LADDER))
+    """And has no gains of peeking modules."""
+    dense, wiring = make_chat(tmp_path / "dense", tie_word_embeddings=is_tied), [LADDER[0] | {"peek": True}]
+    student: Any = AutoModelForCausalLM.from_pretrained(make_rewired(dense, tmp_path / "m", wiring))
     choose(student, what)
     teacher = beside(student, dense, dtype=torch.bfloat16)
     parts = {*teacher.model.parameters(), teacher.head.weight} - set(student.parameters())
-    keys = distillation(dense, rows, tmp_path / "out") | {"train": what, "bf16": True}
+    keys = distillation(dense, rows, tmp_path / "out") | {"train": what, "bf16": True, "wiring": wiring}
     monkeypatch.setattr(dry_run.quantities, "size", lambda number: f"{number:.2f} GB")
     assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys), "--dry-run") == 0
     told = re.search(r"teacher ([\d.]+) GB", capsys.readouterr().out)
@@ -227,6 +228,13 @@ def test_what_the_training_would_refuse_it_refuses(
     ):
         assert command(monkeypatch, write_recipe(tmp_path / "r.yaml", **keys | changes), "--dry-run") == 2
         assert problem in capsys.readouterr().err
+
+
+def test_dropout_that_would_reach_the_teacher_is_refused(keys: dict[str, Any], tmp_path: Path) -> None:
+    """It reads what the student's layers below the rewired ones give in a training step."""
+    keys |= {"model_init_kwargs": {"attention_dropout": 0.1}}
+    with pytest.raises(ValueError, match=r"attention_dropout is 0.1, .* give 0 in model_init_kwargs"):
+        train(tmp_path / "r.yaml", **keys)
 
 
 def test_it_takes_the_recipes_chat_template(

@@ -25,9 +25,7 @@ def read_row(row: Any, where: str) -> Document:
         turns = _turns(row)
         if turns is None:
             return _words(row["text"])
-        if row.get("system") and [turn["role"] for turn in turns[:1]] != ["system"]:
-            turns = [{"role": "system", "content": _words(row["system"])}, *turns]
-        return turns
+        return _after_system(row, turns)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where} cannot be read as text ({error}): a row has `text`, `messages`, `conversations`, "
@@ -42,7 +40,15 @@ def prompt_and_completion(row: Any) -> tuple[Document, Document] | None:
     prompt, completion = (part if isinstance(part, str) else _read(part) for part in (row["prompt"], row["completion"]))
     if type(prompt) is not type(completion):
         raise TypeError("prompt and completion are not both texts")
-    return prompt, completion
+    if row.get("system") and isinstance(prompt, str):
+        raise TypeError("a system turn is beside a prompt that is a text")
+    return prompt if isinstance(prompt, str) else _after_system(row, prompt), completion
+
+
+def _after_system(row: Any, turns: Conversation) -> Conversation:
+    if row.get("system") and [turn["role"] for turn in turns[:1]] != ["system"]:
+        return [{"role": "system", "content": _words(row["system"])}, *turns]
+    return turns
 
 
 def _has_turns(row: Any) -> bool:
@@ -57,9 +63,9 @@ def _turns(row: Any) -> Conversation | None:
     """None where the row is a text, and no turns are beside."""
     if row.get("text") is not None and not _has_turns(row):
         return None
-    if row.get("messages") is not None:
+    if row.get("messages") or (row.get("messages") is not None and not _has_turns(row)):
         return _read(row["messages"])
-    if row.get("conversations") is not None:
+    if row.get("conversations") or (row.get("conversations") is not None and not _has_turns(row)):
         turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
         return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns]
     question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))

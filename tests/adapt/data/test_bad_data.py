@@ -14,6 +14,14 @@ from rewired.adapt.recipe.dataset_entry import DatasetEntry
 from tests.adapt.world import conversations, load, texts, write_rows
 
 
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -24,6 +32,16 @@ from tests.adapt.world import conversations, load, texts, write_rows
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
         ({"conversations": [{"from": "human", "text": "q"}]}, "cannot be read as text"),
         ({"prompt": "q", "completion": " "}, "empty completion"),
+        ({"prompt": "q", "completion": "a", "system": "s"}, "a system turn is beside a prompt that is a text"),
+        ({"prompt": [], "completion": [{"role": "assistant", "content": "a"}]}, "chat template does not take"),
+        ({"messages": [user("q"), assistant("a")], "tools": [{"name": "f"}]}, "has tools, which adapt does not read"),
+        (
+            {"messages": [user("q"), assistant("a", tool_calls=[{"id": 1}])]},
+            "has tool_calls, which adapt does not read",
+        ),
+        ({"messages": [user("q"), assistant("a", reasoning_content="r")]}, "has reasoning_content, which adapt"),
+        ({"messages": [user("q"), assistant("a", weight=0)]}, "has an answer of weight 0"),
+        ({"messages": [user([{"type": "image"}, {"type": "text", "text": "q"}]), assistant("a")]}, "not text only"),
         ({"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]}, "cannot be read as text"),
         (
             {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "a"}]},
@@ -39,6 +57,20 @@ def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_pa
     found = load(path, skip_bad=True)
     assert len(texts(found)) == 2
     assert "1 bad row left out" in found.notes[0] and problem in found.notes[0]
+
+
+def test_what_says_nothing_is_no_harm(tmp_path: Path) -> None:
+    """Of questions, a weight: they are not learnt. Turns that are empty beside others in another form."""
+    row = {"messages": [user("q") | {"weight": 0}, assistant("a", tool_calls=None, weight=1)], "tools": "[]"}
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    plain = {"messages": [], "conversations": turns}
+    found = texts(load(str(write_rows(tmp_path / "rows.jsonl", [row, plain]))))
+    assert len(found) == 2 and found[0] == found[1]
+
+
+def test_a_system_turn_beside_a_prompt_of_turns_is_read(tmp_path: Path) -> None:
+    row = {"prompt": [user("q")], "completion": [assistant("a")], "system": "be brief"}
+    assert "be brief" in texts(load(str(write_rows(tmp_path / "rows.jsonl", [row]))))[0]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])

@@ -115,6 +115,22 @@ def test_qwen3_learns_thoughts_where_there_are_some_and_never_to_leave_them_out(
         assert ("<think>\n\n</think>" in tokens.decode(found["input_ids"])) is not bool(block)
 
 
+@pytest.mark.parametrize("answer", ["b", "<think>\nt\n</think>\n\nb"])
+@pytest.mark.parametrize("system", [None, "s"])
+def test_qwen3_writes_no_thoughts_where_nothing_was_asked(system: str | None, answer: str) -> None:
+    tokens, document = made(MODELS["Qwen3"]), conversation(system, [("a", answer)])
+    document = [turn for turn in document if turn["role"] != "user"]
+    found = Encoder.of(tokens).encode(document, "row 1")
+    assert tokens.decode(found["input_ids"]) == tokens.apply_chat_template(document, tokenize=False)
+
+
+@pytest.mark.parametrize("fault", ["{{ 1 / 0 }}", "{{ messages[0]['content'] + 1 }}"])
+def test_a_template_that_breaks_is_a_sentence(fault: str) -> None:
+    tokens = made(f"{fault}{{% generation %}}{{% endgeneration %}}")
+    with pytest.raises(ValueError, match="row 1 is a conversation that the chat template does not take"):
+        Encoder.of(tokens).encode(conversation(None, [("a", "b")]), "row 1")
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     """datasets reads the streams of a mix in threads; transformers keeps what marks turns for all of them."""
     encoder = Encoder.of(made(SMOLLM2))

@@ -172,6 +172,23 @@ def test_adapters_on_weights_in_16_bits_learn_from_the_original_without_autocast
         assert logged(tmp_path / "two" / "final", name) == pytest.approx(logged(expected, name), rel=0.02) != []
 
 
+def test_tokens_of_all_ranks_count_where_an_epoch_ends_with_a_few_rows(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Five rows in batches of four: accelerate fills the second with rows from the beginning."""
+    rows = write_rows(tmp_path / "rows.jsonl", conversations(1) * 5)
+    sft = {"ce_weight": 1.0, "kd_weight": 0.0, "hidden_weight": 0.0, "eval_steps": None, "save_strategy": "no"}
+    changes = {
+        "datasets": [str(rows)],
+        "held_out": 0,
+        "max_steps": 2,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+    }
+    recipe = keys | sft | changes | {"output_dir": str(tmp_path / "two")}
+    fork(2, write_recipe(tmp_path / "r.yaml", **recipe))
+    first, both = logged(tmp_path / "two" / "final", "num_tokens")
+    assert both == 2 * first > 0
+
+
 @pytest.mark.parametrize("tp_size", ["2", "1x2"])
 def test_a_tied_model_goes_on_from_its_checkpoint_without_fsdp2(
     tp_size: str, rows: Path, keys: dict[str, Any], tmp_path: Path

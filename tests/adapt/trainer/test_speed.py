@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewired.adapt.trainer import speed
 from rewired.adapt.trainer.speed import Waits, flops_per_token, peak_flops
+from rewired.adapt.trainer.trainer import AdaptTrainer
 from rewired.model.modeling_rewired_llama import RewiredLlamaConfig, RewiredLlamaForCausalLM
 from rewired.model.reductions import Reduction
 from tests.adapt.world import logged, train
@@ -49,6 +50,15 @@ def test_the_share_of_the_peak_is_logged_where_it_is_known(
     for name, peak in {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": None}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert peak_flops(torch.device("cuda")) == peak
+
+
+def test_measuring_and_saving_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 16.0])
+    monkeypatch.setattr("rewired.adapt.trainer.trainer.time.perf_counter", lambda: next(clock))
+    trainer: Any = SimpleNamespace(_logged=(3.0, 500))
+    with AdaptTrainer.paused(trainer):
+        pass
+    assert trainer._logged == (9.0, 500)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
