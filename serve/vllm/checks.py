@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rewired.model.family import Linear
 from rewired.model.wiring import ModuleWiring
 
 TESTED = ("0.31", "0.32")  # vLLM promises models no stable interface
@@ -80,16 +81,30 @@ def check_features(
             f"Speculative decoding by '{drafts}' was never tried with a rewired model: use a draft model of its own, "
             f"or one of {', '.join(SAFE_DRAFTS[1:])}."
         )
-    if quantization is not None and getattr(config, "quantization_config", None) is None:
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    if quantization is not None and not is_quantised:
         raise ValueError(
             f"Rewired models are not quantised while they load: leave out {quantization}, and quantise the checkpoint "
             "first (docs/quantise.md)."
+        )
+    if is_quantised and (ranks > 1 or config.depends_on_shards) and _writers_with_bias(config):
+        raise ValueError(
+            "The modules' outputs of this quantised model have biases, which vLLM's kernels rewrite: run it with "
+            "transformers, by rewired generate."
         )
     if fully_sharded_loras and config.depends_on_shards:
         raise ValueError(
             "Fully sharded LoRA adapters give other partial sums than the ranks' own, and what this model computes "
             "depends on those: leave out --fully-sharded-loras."
         )
+
+
+def has_bias(config: Any, linear: Linear) -> bool:
+    return bool(getattr(config, linear.bias, False) if isinstance(linear.bias, str) else linear.bias)
+
+
+def _writers_with_bias(config: Any) -> list[Linear]:
+    return [module.writer for module in config.family.modules if has_bias(config, module.writer)]
 
 
 def ends_dense(wiring: ModuleWiring) -> bool:

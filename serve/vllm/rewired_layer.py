@@ -26,7 +26,7 @@ from rewired.model.residual_stream import PeekGain, ResidualStream
 from rewired.model.sharding import Shards
 from rewired.model.wiring import ModuleWiring
 
-from .checks import ends_dense, overlaps, overlaps_by_engine
+from .checks import ends_dense, has_bias, overlaps, overlaps_by_engine
 from .held_shards import HeldGain, hold_shards
 from .side_stream import SideSums
 
@@ -90,8 +90,13 @@ class RewiredLayer(nn.Module):
         self.shards = _shards(config)
         self.overlap = overlaps(config)
         for module, wiring in zip(self.family.modules, self.wirings, strict=True):
-            setattr(self, module.gain, _peek_gain(config, wiring, self.shards.held))
+            setattr(self, module.gain, _peek_gain(config, wiring, self.shards))
             writer = self._writer(module)
+            if writer.bias is None and has_bias(config, module.writer):
+                raise ValueError(
+                    f"vLLM's {self.family.name} has no bias in {module.writer.name}, as this model has: run it with "
+                    "transformers, by rewired generate."
+                )
             writer.reduce_results = False  # the stream reduces
             writer.skip_bias_add = self.shards.total > 1  # a bias counts as its part on each shard
             if self.shards.held > 1:
@@ -207,15 +212,17 @@ def _sum_for_later(output: torch.Tensor) -> torch.Tensor:
     return own(tensor_model_parallel_all_reduce(output))
 
 
-def _peek_gain(config: Any, wiring: ModuleWiring, held: int) -> HeldGain | None:
+def _peek_gain(config: Any, wiring: ModuleWiring, shards: Shards) -> HeldGain | None:
     """This rank's rows of a gain, [held, H]."""
     if not wiring.reads_shards:
         return None
-    gain = HeldGain(held, config.hidden_size)
-    set_weight_attrs(gain.weight, {"weight_loader": _load_rows_of_rank})
+    gain = HeldGain(shards.held, config.hidden_size)
+    set_weight_attrs(gain.weight, {"weight_loader": partial(_load_rows_of_rank, total=shards.total)})
     return gain
 
 
-def _load_rows_of_rank(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+def _load_rows_of_rank(parameter: nn.Parameter, loaded: torch.Tensor, total: int) -> None:
+    if len(loaded) != total:
+        raise ValueError(f"This model has {total} shards (tp_shards), and its gains are of {len(loaded)}.")
     held = parameter.shape[0]
     parameter.data.copy_(loaded[held * get_tp_group().rank_in_group :][:held])

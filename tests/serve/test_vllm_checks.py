@@ -89,6 +89,17 @@ NOTHING: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
+def test_biases_of_outputs_beside_quantised_weights_are_refused(bias: str) -> None:
+    """Where shards have parts of them. Elsewhere vLLM adds them."""
+    config = rewired_config(WIRINGS["ladder"], **{bias: True})
+    check_features(config, **NOTHING)
+    config.quantization_config = {"quant_method": "compressed-tensors"}
+    check_features(config, **NOTHING | {"ranks": 1})
+    with pytest.raises(ValueError, match="this quantised model have biases, which vLLM's kernels rewrite"):
+        check_features(config, **NOTHING)
+
+
 @pytest.mark.parametrize(
     "features", [{}, {"drafts": "draft_model"}, {"drafts": "eagle3"}, {"drafts": "ngram", "fully_sharded_loras": True}]
 )
