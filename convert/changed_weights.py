@@ -101,7 +101,8 @@ def _making(config: Mapping[str, Any]) -> str:
 
 def check_quantised(checkpoint: Checkpoint, request: Request, copies: int, tp_shards: int, wiring: Wiring) -> None:
     """Raise ValueError where quantised weights would have to change, or shards to cut what shares a scale."""
-    asked = {"--refit": request.refit, "--rotate": request.rotate, "--dtype": request.dtype}
+    fitting = "--refit" if request.refit and request.refit.matrices else "--calibrate"
+    asked = {fitting: request.refit, "--rotate": request.rotate, "--dtype": request.dtype}
     changes = [option for option, value in asked.items() if value] + ["--tp-shards (KV heads copied)"] * (copies > 1)
     if changes:
         raise ValueError(

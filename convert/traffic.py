@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewired.checkpoint.shape import Shape
-from rewired.model.payload import packed_bytes
+from rewired.model.payload import GROUP, Sections, packed_bytes
 from rewired.model.wiring import ModuleWiring, Wiring
 from rewired.model.wiring_text import region_name
 
@@ -36,14 +36,24 @@ class Traffic:
     @classmethod
     def of(cls, modules: Iterable[ModuleWiring], ranks: int, item_bytes: int, held: int = 1) -> Traffic:
         launching = [module for module in modules if module.launches]
-        payload = sum(2 * module.payload_bytes(item_bytes) for module in launching)
-        parts = [tuple(section._replace(sum_bits=section.bits) for section in module.sections) for module in launching]
+        packed = [_in_whole_shares(module.sections, ranks) for module in launching]
+        payload = sum(
+            2 * (packed_bytes(sections) if sections else module.payload_bytes(item_bytes))
+            for module, sections in zip(launching, packed, strict=True)
+        )
+        parts = [tuple(section._replace(sum_bits=section.bits) for section in sections) for sections in packed]
         payload += (held - 1) * sum(map(packed_bytes, parts))
         return cls(
             all_reduces=len(launching),
             exposed=sum(module.is_exposed for module in launching),
             bytes_sent=(ranks - 1) * payload // ranks,
         )
+
+
+def _in_whole_shares(sections: Sections, ranks: int) -> Sections:
+    """What is sent in their place: each rank adds up some groups, and all send as many as the one that has most."""
+    share = ranks * GROUP
+    return tuple(section._replace(channels=-(-section.channels // share) * share) for section in sections)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rewired.convert import Request, convert
+from rewired.convert.traffic import Traffic
+from rewired.model.wiring import Wiring
 from tests.commands import run
 
 from .checkpoints import config_of
@@ -36,6 +39,22 @@ def test_partial_reduces_its_fraction_of_the_bytes(source: Path) -> None:
     assert table.total.bytes_sent / table.dense.bytes_sent == pytest.approx((11 * 0.5 + 1) / 12)
 
 
+@pytest.mark.parametrize(
+    ("payload", "hidden_size", "ranks", "sent"),
+    [
+        ("int8", 576, 3, 2 * 2 * 3 * 66),  # nine groups of 64 channels and a scale: three on each rank
+        ("int8", 576, 2, 2 * 1 * 5 * 66),  # five on one of two, so ten
+        ("int8", 896, 4, 2 * 3 * 4 * 66),
+        ({"8": 0.1, "4/8": 0.4, "0": 0.5}, 4096, 8, 7 * (2 * 1 * 66 + 4 * (66 + 34))),
+    ],
+)
+def test_ranks_send_as_many_groups_as_the_one_that_has_most(
+    payload: Any, hidden_size: int, ranks: int, sent: int
+) -> None:
+    module = Wiring.from_json([{"layers": "0-", "preset": "standard", "payload": payload}], 2, hidden_size).modules[0]
+    assert Traffic.of([module], ranks, 2).bytes_sent == sent
+
+
 def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) -> None:
     options = ["--wiring", "int4@0-2, ladder+int4@2-"]
     done = run("convert", "tiny-llama", "out", *options, cwd=source.parent)
@@ -49,19 +68,21 @@ def test_a_payload_is_counted_packed_and_said_to_need_its_ranks(source: Path) ->
     assert "standard+int4" in printed and note in " ".join(printed.split())
     assert note in (source.parent / "out" / "README.md").read_text()
     told = json.loads(run("rewired", "info", "out", "--json", cwd=source.parent).stdout)
-    packed = 11 * (64 // 2 + 2) + (64 + 2)  # 32 channels fill half of a group; the model's last module sends 8 bits
-    assert told["per_token"]["bytes_sent"] == packed * 3 // 2
+    # 32 channels fill half of a group, and the others send as much; the model's last module sends 8 bits
+    packed = 11 * (64 // 2 + 2) + (64 + 2)
+    assert told["per_token"]["bytes_sent"] == 4 * packed * 3 // 2
 
 
 def test_a_dry_run_tells_what_other_numbers_of_ranks_send(source: Path) -> None:
-    """A rank that holds two shards sends the int8 part of each, 66 bytes, and then as much of the sum."""
+    """A rank that holds two shards sends the int8 part of each, 66 bytes, and then as much of the sum; where there is
+    one group, all ranks send as much."""
     notes = json.loads(
         run("convert", "tiny-llama", "--wiring", "int8", "--dry-run", "--json", cwd=source.parent).stdout
     )["notes"]
     assert "so it is for 4 ranks" in notes[0] and "convert the original with --tp-shards N." in notes[0]
     assert notes[1:] == [
-        "A token costs each of 2 ranks 1.2 KiB (77% of dense), or 0.8 KiB (52% of dense) with --tp-shards 2.",
-        "A token costs each of 4 ranks 1.2 KiB (52% of dense).",
+        "A token costs each of 2 ranks 2.3 KiB (155% of dense), or 1.5 KiB (103% of dense) with --tp-shards 2.",
+        "A token costs each of 4 ranks 4.6 KiB (206% of dense).",
     ]
 
 

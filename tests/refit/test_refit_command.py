@@ -57,6 +57,12 @@ def test_the_command(dense: Path, text: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("tokens", [0, -5])
+def test_nor_does_python_take_tokens_that_make_no_sense(tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"tokens {tokens} makes no sense: give a number of at least 1"):
+        RefitRequest("notes.txt", tokens)
+
+
 BAD = {
     "no text": (["--refit", "nowhere.txt"], "There is no calibration text nowhere.txt"),
     "no text in a folder": (["--refit", "empty/prose.txt"], "There is no calibration text empty/prose.txt"),

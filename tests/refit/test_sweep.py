@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils._pytree import tree_leaves
 
+from rewired.checkpoint.shape import Shape
 from rewired.model.family import LLAMA
 from rewired.model.modeling_rewired_llama import RewiredLlamaForCausalLM
+from rewired.model.wiring_text import parse_wiring
 from rewired.refit import fitting
 from rewired.refit.calibration import Calibration
+from rewired.refit.cost import Cost
 from rewired.refit.sweep import Sweep
 from rewired.refit.weights import Finished, Weights
 from tests.refit.reference import reference_refit
@@ -93,3 +97,27 @@ def test_weights_are_those_of_the_naive_refit(name: str, gains: bool, tmp_path: 
         torch.testing.assert_close(
             found[key].double(), tensor, rtol=1e-3, atol=1e-3, msg=lambda text, k=key: f"{k}: {text}"
         )
+
+
+@pytest.mark.parametrize(
+    "text", ["ladder", "ladder+peek", "standard+int4", "desync-2x+int4", "ladder+peek+int4", "ladder+delay-2+peek+int4"]
+)
+def test_streams_take_no_more_memory_than_it_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What shards hold of their own counts, as do updates in flight."""
+    wiring, sizes = parse_wiring(text), {"hidden_size": 128, "num_hidden_layers": 4, "head_dim": 16}
+    config = rewired_config(wiring, **sizes)
+    sweep = Sweep(config, weights_of(rewired_model(wiring, **sizes), tmp_path), CALIBRATION, "float32", False, True)
+    batches, held = sweep.start(), [0]
+    step = Sweep._step_refitted
+
+    def measured(*args: Any, **options: Any) -> Any:
+        done = step(*args, **options)
+        streams = tree_leaves([(batch.refitted, batch.original) for batch in batches])
+        held.append(sum(part.nbytes for part in streams if isinstance(part, torch.Tensor)))
+        return done
+
+    monkeypatch.setattr(Sweep, "_step_refitted", measured)
+    for index in range(4):
+        sweep.fit_layer(index, batches)
+    shape = Shape.from_config(config.to_dict())
+    assert max(held) < Cost.of(shape, config.resolved_wiring, 4, CALIBRATION.tokens).activations

@@ -187,6 +187,8 @@ def check_loadable(folder: Path) -> None:
 
     Transformers alone judges those of other families, and those quantised in a way that is not known here.
     """
+    if not (folder / "config.json").is_file():
+        raise ValueError(missing_config(folder, str(folder)))
     config = read_json(folder / "config.json")
     family = family_of(config.get("model_type"))
     if family and "wiring" in config and config["model_type"] != family.rewired_type:

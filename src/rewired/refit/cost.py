@@ -34,10 +34,13 @@ class Cost:
         above = wiring.num_layers - below - region
         views = tp_shards if any(module.reads_shards for module in wiring.modules) else 1
 
-        # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own
-        has_local = any(module.reduce != "all" for module in wiring.modules)
+        # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own: local,
+        # and of each update in flight what it put in, and what rounding left
+        has_local = any(module.reduce != "all" or module.sections for module in wiring.modules)
         has_payload = any(module.keeps_payload for module in wiring.modules)
-        streams = (3 + (has_local + has_payload) * tp_shards) * hidden
+        has_rest = any(module.keeps_rest for module in wiring.modules)
+        in_flight = max(1, *(module.delay for module in wiring.modules))
+        streams = (2 + in_flight + (has_local + in_flight * (has_payload + has_rest)) * tp_shards) * hidden
         held_out_floats = max(2 * views * hidden, widest + hidden if matrices else 0) // HELD_OUT
         problem = max(views * _problem(hidden, hidden), _problem(widest, hidden)) if matrices else 0
         # three models from the first rewired layer on, one of them on held-out tokens alone, and at last all of them

@@ -16,6 +16,9 @@ class RefitRequest:
     gains: bool = False
     matrices: bool = True
 
+    def __post_init__(self) -> None:
+        check_fitting("tokens", self.tokens)
+
 
 def check_fitting(flag: str, tokens: int) -> None:
     """Raise ValueError for tokens, asked for with `flag`, that make no sense."""
