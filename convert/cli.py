@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from rewired.checkpoint import tensors
-from rewired.checkpoint.checkpoint import Checkpoint
+from rewired.checkpoint.checkpoint import Checkpoint, check_loadable
 from rewired.checkpoint.kv_heads import copies_in, note_on_copies
 from rewired.checkpoint.provenance import AGAIN
 from rewired.checkpoint.quantised import schemes
@@ -226,6 +226,7 @@ def _push_folder(
     with report_errors("rewired push"):
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} is not a checkpoint folder: it holds no config.json.")
+        check_loadable(folder)
         if not dry_run:
             print(f"pushed to {_push(folder, repo)}")
             return

@@ -18,6 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import SFTTrainer
 
 from ..losses.distillation import Losses
+from ..model.student import unwrapped
 from . import checkpoints
 from .callbacks import DivergedError, FollowSchedule, StopWhenDiverged
 from .checkpoints import SAVING
@@ -61,6 +62,11 @@ class AdaptTrainer(SFTTrainer):
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())  # gradients are averaged over ranks
         self._count(losses, inputs)
         return (loss, losses) if return_outputs else loss
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Gains of peeking modules are spared weight decay, as norms are: it would draw them to 0."""
+        gains = tuple(f".{gain}." for gain in unwrapped(model).family.gains)
+        return [name for name in super().get_decay_parameter_names(model) if not any(gain in name for gain in gains)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """SFTTrainer's step. Raises DivergedError, on all ranks, for a loss that is not finite."""

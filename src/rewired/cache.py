@@ -51,8 +51,8 @@ def digest(file: Path) -> str:
         ends.update(content.read())
     times = f"{stat.st_mtime_ns}-{stat.st_ctime_ns}"
     known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{times}-{ends.hexdigest()[:16]}"
-    if known.is_file():
-        return known.read_text()
+    if known.is_file() and len(kept := known.read_text()) == len(ends.hexdigest()):  # else broken after a power cut
+        return kept
     checksum = sha256(file)
     write_whole(known, checksum)
     return checksum

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rewired.adapt.assemble import make_trainer
 from rewired.adapt.preflight import check_stage
 from rewired.adapt.recipe.reading import read
@@ -29,3 +31,15 @@ def test_the_trainer_has_a_config_of_its_own(keys: dict[str, Any], dense: Path, 
     assert trainer.args.output_dir == str(folder) and not trainer.args.assistant_only_loss
     assert trainer.args.model_init_kwargs is trainer.args.chat_template_path is None
     assert trainer.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("how", ["all", "lora"])
+def test_gains_and_norms_are_spared_weight_decay(how: str, keys: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+    keys |= {"wiring": "ladder+peek@2-4", "train": how, "weight_decay": 0.1}
+    (stage,) = read(write_recipe(tmp_path / "r.yaml", **keys), [])
+    checked = check_stage([stage], dense)
+    trainer = make_trainer(stage, tmp_path / "out", prepare(stage.recipe, tmp_path / "start"), checked)
+    decayed, *_ = trainer.create_optimizer().param_groups
+    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    assert decayed["weight_decay"] == 0.1 and decayed["params"]
+    assert not [names[each] for each in decayed["params"] if "norm" in names[each] or "gain" in names[each]]

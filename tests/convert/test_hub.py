@@ -296,6 +296,14 @@ def test_only_a_checkpoint_is_pushed(hub: HubServer, work: Path) -> None:
     assert done.stderr == "rewired push: . is not a checkpoint folder: it holds no config.json.\n"
 
 
+def test_a_checkpoint_without_weights_is_not_pushed(hub: HubServer, work: Path, tiny: Path) -> None:
+    (work / "out").mkdir()
+    shutil.copy(tiny / "config.json", work / "out")
+    done = run("rewired", "push", "out", "org/new", cwd=work, HF_ENDPOINT=hub.url)
+    assert (done.returncode, "org/new" in hub.pushed) == (2, False)
+    assert done.stderr.startswith("rewired push: out holds no weights")
+
+
 def test_the_short_name_of_a_model_is_enough(hub: HubServer, work: Path) -> None:
     done = convert(hub, work, "llama-3.1-8b")
     assert_converted(done, work / "llama-3.1-8b-ladder-2-4")

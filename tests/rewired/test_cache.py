@@ -50,3 +50,16 @@ def test_a_file_unpacked_anew_in_the_same_size_and_time_is_another(
         file.write_bytes(content)  # the same inode
         os.utime(file, ns=(0, 0))
         assert cache.digest(file) == hashlib.sha256(content).hexdigest()
+
+
+def test_a_sum_that_was_half_written_is_computed_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, say."""
+    monkeypatch.setattr(cache, "_SMALL", 0)
+    file = tmp_path / "big"
+    file.write_bytes(b"weights")
+    checksum = cache.digest(file)
+    [known] = (folder / "digests").iterdir()
+    known.write_text("")
+    assert cache.digest(file) == checksum == known.read_text()

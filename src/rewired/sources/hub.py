@@ -98,10 +98,7 @@ def push(folder: Path, repo: str) -> str:
         api.upload_folder(repo_id=repo, folder_path=folder, delete_patterns=[*_WEIGHTS, _BASIS])
         return str(address)
 
-    try:
-        return str(_ask(repo, None, upload, verb="written"))
-    except (RuntimeError, OSError) as error:  # as huggingface_hub and its uploader say it of a file
-        raise ValueError(f"{repo} could not be written ({str(error).strip().splitlines()[0]}).") from None
+    return str(_ask(repo, None, upload, verb="written"))
 
 
 def files_to_push(folder: Path, repo: str) -> dict[str, int]:
@@ -143,3 +140,7 @@ def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str 
             f"The hub does not answer, and {repo} could not be {verb} ({type(error).__name__}): check the connection "
             f"and HF_ENDPOINT{to_do if verb == 'read' else ''}."
         ) from None
+    except (RuntimeError, OSError) as error:  # as huggingface_hub and what moves its files say it of one
+        if isinstance(error, OSError) and verb == "read":  # the disk
+            raise
+        raise ValueError(f"{repo} could not be {verb} ({str(error).strip().splitlines()[0]}).") from None
