@@ -223,6 +223,6 @@ def _peek_gain(config: Any, wiring: ModuleWiring, shards: Shards) -> HeldGain | 
 
 def _load_rows_of_rank(parameter: nn.Parameter, loaded: torch.Tensor, total: int) -> None:
     if len(loaded) != total:
-        raise ValueError(f"This model has {total} shards (tp_shards), and its gains are of {len(loaded)}.")
+        raise ValueError(f"tp_shards is {total}, and the gains are those of {len(loaded)}.")
     held = parameter.shape[0]
     parameter.data.copy_(loaded[held * get_tp_group().rank_in_group :][:held])

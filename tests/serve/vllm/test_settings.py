@@ -34,10 +34,12 @@ def draft(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(model: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    peeking = save(tmp_path_factory.mktemp("peek") / "model", WIRINGS["ladder-peek"], tp_shards=2)
     ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
     settings: dict[str, dict[str, Any]] = {
         "draft model": {"speculative_config": drafts},  # before n-grams, whose numba vLLM 0.32 then trips over
+        "fewer shards": {"model": str(peeking), "hf_overrides": {"tp_shards": 1}},
         "prefix caching": PREFIX_CACHING,
         "cached tokens": PREFIX_CACHING | {"count_cached": True},
         "chunked prefill": {"enable_chunked_prefill": True, "max_num_batched_tokens": 8, "max_num_seqs": 4},
@@ -65,6 +67,10 @@ def test_vllm_s_own_transformers_backend_is_refused(found: dict[str, Any]) -> No
 
 def test_quantisation_is_refused(found: dict[str, Any]) -> None:
     assert "Rewired models are not quantised while they load: leave out fp8" in found["quantised"]
+
+
+def test_gains_of_another_number_of_shards_are_refused(found: dict[str, Any]) -> None:
+    assert "tp_shards is 1, and the gains are those of 2." in found["fewer shards"]
 
 
 def test_a_dense_draft_proposes_other_tokens(model: Path, draft: Path) -> None:
