@@ -15,11 +15,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from quality import FILES, FOLDER, KINDS, LAYERS, is_current, kls_with_errors, put_tables, read
+from quality import FILES, FOLDER, KINDS, LAYERS, WITHOUT_LISTS, is_current, kls_with_errors, put_tables, read
 
 from rewired.model.wiring import Wiring
 from rewired.model.wiring_text import wiring_text
-from rewired.refit.run import ALGORITHM_VERSION
 from rewired.tables import markdown
 
 HIDDEN_SIZE = 576  # SmolLM2-135M's
@@ -27,8 +26,8 @@ VERDICTS = FOLDER.parents[1] / "src" / "rewired" / "measured_gates.csv"
 
 
 def main() -> None:
-    measured = newest([row for row in read(FOLDER / "measured.jsonl") if is_current(row)])
-    selected = [row for row in read(FOLDER / "selected.jsonl") if row[-1] == ALGORITHM_VERSION]
+    measured = newest([row for row in read(FOLDER / "measured.jsonl") if is_current(row, since=WITHOUT_LISTS)])
+    selected = [row for row in read(FOLDER / "selected.jsonl") if row[-1] == WITHOUT_LISTS]
     put_tables(FOLDER / "measured.md", table(measured))
     put_tables(FOLDER / "whole.md", whole_table(read(FOLDER / "whole.jsonl")))
     package_verdicts(read(FOLDER / "gates.jsonl"))
@@ -85,7 +84,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         shares = [kl / converted[row["wiring"]][kind]["kl"] for kl, kind in zip(kls, KINDS, strict=True)]
         bracketed = [f" ({share:.3f})" * (row["fit"] != "converted") for share in shares]
         of_kinds = [f"{kl:.3f}{share}" for kl, share in zip(kls, bracketed, strict=True)]
-        about = [row["wiring"], str(row["exposed"]), row["fit"]]
+        version = ", version 8" * (row["algorithm"] == WITHOUT_LISTS)
+        about = [row["wiring"], str(row["exposed"]), row["fit"] + version]
         cells.append([*about, *of_kinds, f"{row['passes']:g}" if row["passes"] else ""])
     return markdown(["wiring", "exposed", "weights", "KL prose", "chat", "code", "passes"], cells)
 
