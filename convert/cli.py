@@ -224,8 +224,6 @@ def _push_folder(
 ) -> None:
     """Upload a checkpoint folder to the hub, for example one whose conversion could not reach it."""
     with report_errors("rewired push"):
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} is not a checkpoint folder: it holds no config.json.")
         check_loadable(folder)
         if not dry_run:
             print(f"pushed to {_push(folder, repo)}")
@@ -246,7 +244,8 @@ def _push(folder: Path, repo: str) -> str:
     except (ValueError, KeyboardInterrupt) as error:
         command = shlex.join(["rewired", "push", str(folder), repo])
         way_on = f"{folder} is whole; to upload it later: {command}"
-        raise type(error)(f"{str(error) or 'interrupted.'} {way_on}") from None
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ValueError
+        raise kind(f"{str(error) or 'interrupted.'} {way_on}") from None
 
 
 def _print_conversion(done: Conversion, dry_run: bool, as_json: bool, address: str | None) -> None:

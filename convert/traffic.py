@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rewired.checkpoint.shape import Shape
@@ -35,13 +35,11 @@ class Traffic:
 
     @classmethod
     def of(cls, modules: Iterable[ModuleWiring], ranks: int, item_bytes: int, held: int = 1) -> Traffic:
-        launching = [module for module in modules if module.launches]
-        packed = [_in_whole_shares(module.sections, ranks) for module in launching]
-        payload = sum(
-            2 * (packed_bytes(sections) if sections else module.payload_bytes(item_bytes))
-            for module, sections in zip(launching, packed, strict=True)
-        )
-        parts = [tuple(section._replace(sum_bits=section.bits) for section in sections) for sections in packed]
+        launching = [
+            replace(each, sections=_in_whole_shares(each.sections, ranks)) for each in modules if each.launches
+        ]
+        payload = sum(2 * module.payload_bytes(item_bytes) for module in launching)
+        parts = [tuple(section._replace(sum_bits=section.bits) for section in module.sections) for module in launching]
         payload += (held - 1) * sum(map(packed_bytes, parts))
         return cls(
             all_reduces=len(launching),
@@ -51,7 +49,7 @@ class Traffic:
 
 
 def _in_whole_shares(sections: Sections, ranks: int) -> Sections:
-    """What is sent in their place: each rank adds up some groups, and all send as many as the one that has most."""
+    """Sections padded as they are sent: each rank adds up some groups, and all send as many as the one with most."""
     share = ranks * GROUP
     return tuple(section._replace(channels=-(-section.channels // share) * share) for section in sections)
 

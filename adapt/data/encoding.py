@@ -27,8 +27,7 @@ _FEATURES = Features(  # given, because the first rows may all be left out and s
 )
 
 _ROLES = ("system", "user", "assistant")
-_UNREAD = ("tools", "history", "tool_calls", "function_call", "reasoning_content")  # of rows and turns
-_NOTHING: tuple[Any, ...] = (None, "", "[]", "{}", "null", [], {})
+_UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # parts of turns
 
 RowEncoder = Callable[[Mapping[str, Any], int], dict[str, Any]]  # of a row and its index, the columns of _FEATURES
 
@@ -102,10 +101,14 @@ def _encode_row(
 def _checked_document(row: Mapping[str, Any], where: str) -> Document:
     """The row as a text or a conversation. Raises ValueError, which says `where`, if it cannot be trained on."""
     document = read_row(row, where)
-    _check_is_read(row, where)
+    _check_is_read(row, document, where)
     _check_unicode(document, where)
-    if (parts := prompt_and_completion(row)) and not (parts[1].strip() if isinstance(parts[1], str) else parts[1]):
-        raise ValueError(f"{where} has an empty completion.")
+    if parts := prompt_and_completion(row):
+        for name, part in zip(("prompt", "completion"), parts, strict=True):
+            if not (part.strip() if isinstance(part, str) else part):
+                raise ValueError(f"{where} has an empty {name}.")
+        if row.get("system") and isinstance(document, str):
+            raise ValueError(f"{where} has a system turn beside a prompt that is a text.")
     if isinstance(document, str):
         if not document.strip():
             raise ValueError(f"{where} is an empty text.")
@@ -125,22 +128,31 @@ def _checked_document(row: Mapping[str, Any], where: str) -> Document:
     return document
 
 
-def _check_is_read(row: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError for what `read_row` leaves out, without which an answer would be another."""
-    if isinstance(row, str):
+def _check_is_read(row: Mapping[str, Any], document: Document, where: str) -> None:
+    """Raise ValueError for parts of the row that `read_row` drops, and that its answers depend on."""
+    if isinstance(document, str):
         return
-    lists = (row.get(name) for name in ("messages", "conversations", "prompt", "completion"))
-    turns = [turn for turns in lists if isinstance(turns, list) for turn in turns]
-    for part in (row, *turns):
+    completion = row.get("completion")
+    turns = row.get("messages") or row.get("conversations") or completion
+    if turns is None and not _is_empty(row.get("history")):
+        raise ValueError(f"{where} has a history, which adapt does not read.")
+    for turn in turns or ():
         for name in _UNREAD:
-            if part.get(name) not in _NOTHING:
+            if not _is_empty(turn.get(name)):
                 raise ValueError(f"{where} has {name}, which adapt does not read.")
-    for turn in turns:
-        if turn.get("weight") == 0 and "assistant" in (turn.get("role"), "assistant" * (turn.get("from") == "gpt")):
+        if turn.get("role", turn.get("from")) in ("assistant", "gpt") and turn.get("weight") == 0:
             raise ValueError(f"{where} has an answer of weight 0, and adapt learns all answers.")
+    for turn in (*(turns or ()), *(row["prompt"] if turns and turns is completion else ())):
         content = turn.get("content", turn.get("value"))
-        if isinstance(content, list) and any(piece.get("type") != "text" for piece in content):
-            raise ValueError(f"{where} has a turn that is not text only.")
+        kinds = [piece.get("type") for piece in content] if isinstance(content, list) else []
+        if others := [kind for kind in kinds if kind != "text"]:
+            raise ValueError(f"{where} has a turn with a part of type {others[0]}, and adapt reads text only.")
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it says nothing, however a table of rows writes that."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return not any(inside) or value in ("[]", "{}", "null")
 
 
 def _check_unicode(document: Document, where: str) -> None:

@@ -56,7 +56,9 @@ class TrainingSteps:
         devices = quantities.count(self.ranks, "device")
         if self.rows is None or self.tokens is None:
             return f"{steps} of {batch} on {devices}, streamed."
-        seen = self.count * self.tokens // self.epoch
+        whole, rest = divmod(self.count, self.epoch)
+        rows_read = whole * min(self.rows, self.epoch * self.batch) + min(rest * self.batch, self.rows)
+        seen = rows_read * self.tokens // self.rows
         return (
             f"{quantities.count(self.rows, 'row')} of {quantities.count(self.tokens, 'token')} to train on, "
             f"{batch} a step on {devices}: {steps}, about {quantities.count(seen, 'token')}."

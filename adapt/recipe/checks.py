@@ -137,7 +137,9 @@ def _check_dtype(options: Any) -> None:
 def _check_optimizer(config: SFTConfig) -> None:
     """Try to make the optimizer and the scheduler, for a parameter that is not trained."""
     if config.lr_scheduler_type == SchedulerType.CONSTANT and config.warmup_steps:
-        raise ValueError("lr_scheduler_type is 'constant', which has no warm-up: give constant_with_warmup.")
+        raise ValueError(
+            "lr_scheduler_type is 'constant', which has no warm-up: give constant_with_warmup, or warmup_steps: 0."
+        )
     name = "optim"
     try:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(config)

@@ -138,7 +138,7 @@ class MeasureDivergence(TrainerCallback):
         log: Callable[[dict[str, float]], None],
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Measures every so many steps, while the training is `paused`."""
+        """`every`: steps between measurements. `paused()` stops the training's clock."""
         self.texts, self.every, self.log, self.paused = texts, every, log, paused
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:

@@ -65,8 +65,8 @@ class AdaptTrainer(SFTTrainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Gains of peeking modules are spared weight decay, as norms are: it would draw them to 0."""
-        gains = tuple(f".{gain}." for gain in unwrapped(model).family.gains)
-        return [name for name in super().get_decay_parameter_names(model) if not any(gain in name for gain in gains)]
+        names, gains = super().get_decay_parameter_names(model), unwrapped(model).family.gains
+        return [name for name in names if not any(f".{gain}." in name for gain in gains)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """SFTTrainer's step. Raises DivergedError, on all ranks, for a loss that is not finite."""
@@ -95,7 +95,7 @@ class AdaptTrainer(SFTTrainer):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What takes time meanwhile is not the training's, whose tokens per second are logged."""
+        """Leave the time that passes meanwhile out of the logged tokens per second."""
         started = time.perf_counter()
         yield
         since, tokens = self._logged
@@ -182,11 +182,15 @@ class AdaptTrainer(SFTTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint aside and moves it into place once it is on the disk, so that it is whole or not there,
         whenever this process is killed. The newest one that is known to be good is not rotated away."""
+        with self.paused():
+            self._save_whole(model, trial)
+
+    def _save_whole(self, model: nn.Module, trial: Any) -> None:
         out, name = Path(str(self.args.output_dir)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.is_world_process_zero():
             shutil.rmtree(out / SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        with self.paused(), checkpoints.disk_errors(f"{out / name}", out):
+        with checkpoints.disk_errors(f"{out / name}", out):
             super()._save_checkpoint(model, trial)
             os.sync()
             self.accelerator.wait_for_everyone()

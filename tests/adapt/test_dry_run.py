@@ -133,7 +133,7 @@ def test_it_counts_projections_in_4_bits(
     "changes",
     [
         {"packing": True},
-        {"dataloader_drop_last": True, "per_device_train_batch_size": 5},
+        {"dataloader_drop_last": True, "per_device_train_batch_size": 25},
         {"gradient_accumulation_steps": 5, "num_train_epochs": 1.5},
         {"gradient_accumulation_steps": 16, "num_train_epochs": 3},
     ],

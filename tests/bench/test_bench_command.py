@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
@@ -214,11 +213,9 @@ def test_over_a_slow_link(tmp_path: Path) -> None:
 
 
 def test_two_benches_do_not_write_one_folder(tmp_path: Path) -> None:
-    held = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    done = run("bench", *SMALL, "--tp", "1", "--out", tmp_path)
-    os.close(held)
-    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    with FileLock(tmp_path / ".running"):
+        done = run("bench", *SMALL, "--tp", "1", "--out", tmp_path)
+        assert (done.exit_code, [file.name for file in tmp_path.iterdir()]) == (2, [".running"])
     assert done.stderr == f"rewired bench: Another bench is writing {tmp_path}: wait for it, or give another --out.\n"
 
 

@@ -126,7 +126,7 @@ def test_another_bench_is_not_mixed_in(tmp_path: Path) -> None:
 
 def test_nor_is_another_machine_or_version(tmp_path: Path) -> None:
     CellFile(tmp_path, REQUEST, HERE).add(Cell(2, 1, {"loopback": SAMPLES}, SENT))
-    with pytest.raises(ValueError, match="with another torch: give another --out"):
+    with pytest.raises(ValueError, match="with another machine's torch: give another --out"):
         CellFile(tmp_path, REQUEST, HERE | {"torch": "2"})
 
 

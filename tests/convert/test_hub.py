@@ -293,7 +293,7 @@ def test_a_dry_run_lists_what_would_be_pushed(hub: HubServer, work: Path, tiny: 
 def test_only_a_checkpoint_is_pushed(hub: HubServer, work: Path) -> None:
     done = run("rewired", "push", ".", "org/new", cwd=work, HF_ENDPOINT=hub.url)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "rewired push: . is not a checkpoint folder: it holds no config.json.\n"
+    assert done.stderr == "rewired push: . holds no config.json: point to a folder with a Hugging Face checkpoint.\n"
 
 
 def test_a_checkpoint_without_weights_is_not_pushed(hub: HubServer, work: Path, tiny: Path) -> None:

@@ -17,7 +17,7 @@ PROSE = (
 
 
 def test_what_comes_last_stood_in_the_text_before() -> None:
-    documents = lookups(PROSE, 200)
+    documents = lookups([PROSE], 200)
     for document in documents:
         before, title, after = re.split(r"\n(As asked, again:|To look up:|Copies:|Answers:|\nOnce more:)\n", document)
         entries = (
@@ -28,4 +28,4 @@ def test_what_comes_last_stood_in_the_text_before() -> None:
 
 
 def test_a_seed_gives_the_same_texts() -> None:
-    assert lookups(PROSE, 3) == lookups(PROSE, 4)[:3] != lookups(PROSE, 3, seed=1)
+    assert lookups([PROSE], 3) == lookups([PROSE], 4)[:3] != lookups([PROSE], 3, seed=1)

@@ -22,6 +22,7 @@ from .request import BenchRequest
 from .runs import DECODE, DECODE_COMPILED, MEASURES, PREFILL, PREFILL_COMPILED, TRAINING
 
 GENERATION = "generation"
+_MACHINE = "machine's "  # before what a request's record says of where it ran
 _NOTICEABLE = 0.05  # of a time; a share of less says nothing
 Samples = Mapping[str, Sequence[float]]  # seconds of a prefill, a token or a step, by measure; one for each round
 
@@ -48,9 +49,10 @@ class CellFile:
 
         Raises ValueError where the folder holds cells of another request, model or machine, or another kind of file.
         """
+        of_machine = {f"{_MACHINE}{name}": value for name, value in where.items()}
         of_content = {} if content is None else {"config or weights": content}
         self.file = folder / "measured.jsonl"
-        self.request = json.loads(json.dumps({**asdict(request), **where, **of_content}))
+        self.request = json.loads(json.dumps({**asdict(request), **of_machine, **of_content}))
         self.cells: list[Cell] = []
         for recorded, cell in self._recorded():
             if recorded != self.request:
@@ -76,6 +78,8 @@ class CellFile:
             return []
         try:
             lines = [json.loads(line) for line in self.file.read_text("utf-8").splitlines()]
+            if not all(f"{_MACHINE}torch" in line["request"] for line in lines):
+                raise KeyError(_MACHINE)
             return [(line.pop("request"), Cell(**line)) for line in lines]
         except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.file} is not what this version of rewired bench writes: remove it.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shlex
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from rewired import __version__
 from rewired.checkpoint import provenance
@@ -66,7 +66,10 @@ def bench(
     found = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if not found.is_dir():
         raise ValueError(f"{found} is a file: give --out a folder.")
-    content, where = provenance.content(model.folder) if model.folder else None, machine(request.device)
+    content = provenance.content(model.folder) if model.folder else None
+    where = torchrun.of_first_rank(machine(request.device))
+    if request.engine == VLLM:
+        where["vllm"] = vllm_version()
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
     with _held(out) if is_first_rank() else nullcontext():
@@ -89,14 +92,16 @@ def _held(out: Path) -> Iterator[None]:
     """Lock the folder `out`, which is made if it is missing. Raises ValueError where another bench writes there."""
     missing = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    lock = os.open(out, os.O_RDONLY)
+    lock = FileLock(out / ".running", blocking=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
+        lock.acquire()
+    except Timeout:
         raise ValueError(f"Another bench is writing {out}: wait for it, or give another --out.") from None
+    try:
+        yield
     finally:
-        os.close(lock)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
         with suppress(OSError):  # what was measured stays
             for folder in missing:
                 folder.rmdir()

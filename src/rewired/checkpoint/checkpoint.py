@@ -90,7 +90,7 @@ class Checkpoint:
             if SINGLE not in names and os.path.lexists(self.folder / SINGLE):
                 raise ValueError(
                     f"{self.folder} holds {SINGLE}, which transformers would load, and {INDEX} of other files: remove "
-                    "one, with its files."
+                    f"{SINGLE}, or {INDEX} and the files that it names."
                 )
             for name in names:
                 if not name.endswith(".safetensors") or ".." in name or "/" in name:

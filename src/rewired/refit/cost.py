@@ -34,8 +34,8 @@ class Cost:
         above = wiring.num_layers - below - region
         views = tp_shards if any(module.reads_shards for module in wiring.modules) else 1
 
-        # the original's stream; the refitted one's: settled, in flight, and what each shard holds of its own: local,
-        # and of each update in flight what it put in, and what rounding left
+        # the original's stream; the refitted one's: settled, and updates in flight; of each shard: what is local, and
+        # of each such update its own part, and what rounding left of it
         has_local = any(module.reduce != "all" or module.sections for module in wiring.modules)
         has_payload = any(module.keeps_payload for module in wiring.modules)
         has_rest = any(module.keeps_rest for module in wiring.modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,16 +87,19 @@ def fetch(repo: str, revision: str | None, part: Part) -> Path:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload `folder` as the hub repository `repo`, new ones private; weights of an earlier push that stay are removed.
+    """Upload `folder` as the hub repository `repo`, new ones private; returns its address. Raises ValueError.
 
-    Returns its address. Raises ValueError.
+    Weights of an earlier push that `folder` lacks are removed.
     """
     from huggingface_hub import HfApi
 
     def upload() -> str:
         api = HfApi()
         address = api.create_repo(repo, exist_ok=True, private=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, delete_patterns=[*_WEIGHTS, _BASIS])
+        api.upload_folder(repo_id=repo, folder_path=folder)
+        names = [name for name in api.list_repo_files(repo) if "/" not in name and not (folder / name).exists()]
+        if stale := [name for name in names if any(fnmatch(name, pattern) for pattern in (*_WEIGHTS, _BASIS))]:
+            api.delete_files(repo, stale)  # transformers might load these, and not the new ones
         return str(address)
 
     return str(_ask(repo, None, upload, verb="written"))
@@ -143,4 +147,5 @@ def _ask(repo: str, revision: str | None, request: Callable[[], Any], verb: str 
     except (RuntimeError, OSError) as error:  # as huggingface_hub and what moves its files say it of one
         if isinstance(error, OSError) and verb == "read":  # the disk
             raise
-        raise ValueError(f"{repo} could not be {verb} ({str(error).strip().splitlines()[0]}).") from None
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{repo} could not be {verb} ({cause}).") from None

@@ -40,8 +40,6 @@ def prompt_and_completion(row: Any) -> tuple[Document, Document] | None:
     prompt, completion = (part if isinstance(part, str) else _read(part) for part in (row["prompt"], row["completion"]))
     if type(prompt) is not type(completion):
         raise TypeError("prompt and completion are not both texts")
-    if row.get("system") and isinstance(prompt, str):
-        raise TypeError("a system turn is beside a prompt that is a text")
     return prompt if isinstance(prompt, str) else _after_system(row, prompt), completion
 
 
@@ -63,9 +61,11 @@ def _turns(row: Any) -> Conversation | None:
     """None where the row is a text, and no turns are beside."""
     if row.get("text") is not None and not _has_turns(row):
         return None
-    if row.get("messages") or (row.get("messages") is not None and not _has_turns(row)):
+    forms = [name for name in ("messages", "conversations") if row.get(name) is not None]
+    form = next((name for name in forms if row[name] or not _has_turns(row)), None)
+    if form == "messages":
         return _read(row["messages"])
-    if row.get("conversations") or (row.get("conversations") is not None and not _has_turns(row)):
+    if form == "conversations":
         turns = [*row["conversations"], *([row["chosen"]] if row.get("chosen") is not None else [])]
         return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": _words(turn["value"])} for turn in turns]
     question = "\n".join(filter(None, (_words(row["instruction"]), row.get("input"))))

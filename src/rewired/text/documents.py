@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from rewired.cache import write_whole
 from rewired.packages import DataSet
 
 from . import MIX, packaged
@@ -27,7 +28,7 @@ def sources(text: str) -> list[list[Document]]:
     """The documents of every file that `text` names, or of the dataset. Raises ValueError for what cannot be read."""
     if text == MIX:
         fitted = [_fitted(documents) for documents in mix()]
-        return [*fitted, _lists(fitted[-1])]
+        return [*fitted, [*lookups(fitted[-1])]]
     files = check(text)
     return [_read_dataset(text)] if files is None else [_read(file) for file in files]
 
@@ -43,8 +44,8 @@ def fetch_mix(folder: Path) -> None:
     packaged.fetch(folder)
     lists = folder / "lookups.jsonl"
     if not lists.is_file():
-        prose = _fitted(_read(folder / packaged.FILES[-1]))
-        lists.write_text("".join(json.dumps({"text": text}) + "\n" for text in _lists(prose)), encoding="utf-8")
+        rows = lookups(_fitted(_read(folder / packaged.FILES[-1])))
+        write_whole(lists, "".join(json.dumps({"text": text}) + "\n" for text in rows))
 
 
 DATA = DataSet(
@@ -77,10 +78,6 @@ def check(text: str) -> list[Path] | None:
 
 def _fitted(documents: list[Document]) -> list[Document]:
     return documents[: len(documents) - len(documents) // KEPT_BACK]
-
-
-def _lists(prose: list[Document]) -> list[Document]:
-    return [*lookups(" ".join(map(str, prose)))]
 
 
 def _read(path: Path) -> list[Document]:

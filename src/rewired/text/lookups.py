@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
+
+from .conversations import Document
 
 _NAMES = "Anna Ben Clara David Elena Farid Greta Hugo Iris Jonas Karim Lena Marco Nadia Oscar Petra Rosa Samir Vera Zoe"
 _MONTHS = "January February March April May June July August"
@@ -16,10 +19,10 @@ _TITLES = ("Register:", "List of entries:", "Notes:", "Table:", "Assignments:")
 _AGAIN = ("As asked, again:", "To look up:", "Copies:", "Answers:")
 
 
-def lookups(prose: str, count: int = 600, seed: int = 0) -> list[str]:
+def lookups(prose: Sequence[Document], count: int = 600, seed: int = 0) -> list[str]:
     """So many documents, which take their words from `prose`."""
-    draw = random.Random(seed)
-    return [_lookup(prose, draw) for _ in range(count)]
+    text, draw = " ".join(map(str, prose)), random.Random(seed)
+    return [_lookup(text, draw) for _ in range(count)]
 
 
 def _lookup(prose: str, draw: random.Random) -> str:

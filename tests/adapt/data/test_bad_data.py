@@ -32,16 +32,20 @@ def assistant(content: str, **more: Any) -> dict[str, Any]:
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": " "}]}, "empty turn"),
         ({"conversations": [{"from": "human", "text": "q"}]}, "cannot be read as text"),
         ({"prompt": "q", "completion": " "}, "empty completion"),
-        ({"prompt": "q", "completion": "a", "system": "s"}, "a system turn is beside a prompt that is a text"),
-        ({"prompt": [], "completion": [{"role": "assistant", "content": "a"}]}, "chat template does not take"),
-        ({"messages": [user("q"), assistant("a")], "tools": [{"name": "f"}]}, "has tools, which adapt does not read"),
+        ({"prompt": "q", "completion": "a", "system": "s"}, "has a system turn beside a prompt that is a text"),
+        ({"prompt": [], "completion": [{"role": "assistant", "content": "a"}]}, "has an empty prompt"),
+        ({"instruction": "q", "output": "a", "history": [["p", "b"]]}, "has a history, which adapt does not read"),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0}]}, "weight 0"),
         (
             {"messages": [user("q"), assistant("a", tool_calls=[{"id": 1}])]},
             "has tool_calls, which adapt does not read",
         ),
         ({"messages": [user("q"), assistant("a", reasoning_content="r")]}, "has reasoning_content, which adapt"),
         ({"messages": [user("q"), assistant("a", weight=0)]}, "has an answer of weight 0"),
-        ({"messages": [user([{"type": "image"}, {"type": "text", "text": "q"}]), assistant("a")]}, "not text only"),
+        (
+            {"messages": [user([{"type": "image"}, {"type": "text", "text": "q"}]), assistant("a")]},
+            "a part of type image",
+        ),
         ({"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]}, "cannot be read as text"),
         (
             {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "a"}]},
@@ -61,11 +65,22 @@ def test_a_bad_row_is_named_or_skipped(row: dict[str, Any], problem: str, tmp_pa
 
 def test_what_says_nothing_is_no_harm(tmp_path: Path) -> None:
     """Of questions, a weight: they are not learnt. Turns that are empty beside others in another form."""
-    row = {"messages": [user("q") | {"weight": 0}, assistant("a", tool_calls=None, weight=1)], "tools": "[]"}
+    nothing: dict[str, Any] = {
+        "tool_calls": [None],
+        "function_call": {"name": None},
+        "thinking": "",
+        "reasoning": "null",
+    }
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    plain = {"messages": [], "conversations": turns}
-    found = texts(load(str(write_rows(tmp_path / "rows.jsonl", [row, plain]))))
-    assert len(found) == 2 and found[0] == found[1]
+    rows: list[dict[str, Any]] = [
+        {"messages": [user("q") | {"weight": 0}, assistant("a", weight=1, **nothing)], "tools": [{"name": "f"}]},
+        {"messages": [], "conversations": turns},
+        {"messages": [user("q"), assistant("a")], "prompt": ["q"], "history": "of rome"},
+        {"messages": [user("q"), assistant("a")], "conversations": [{"from": "gpt", "value": [{"type": "image"}]}]},
+    ]
+    found = texts(load(str(write_rows(tmp_path / "rows.jsonl", rows))))
+    assert len(found) == 4 and len(set(found)) == 1
+    assert texts(load(str(write_rows(tmp_path / "texts.jsonl", [{"text": "a", "history": "of rome"}])))) == ["a</s>"]
 
 
 def test_a_system_turn_beside_a_prompt_of_turns_is_read(tmp_path: Path) -> None:
