@@ -39,9 +39,10 @@ def test_what_layers_save_adds_up(amount: Amount, dense: int) -> None:
 
 
 def test_it_is_what_convert_says() -> None:
+    """Where ranks add up equally many groups."""
     for choice in CHOICES[::7]:
-        traffic = Traffic.of(Wiring.from_json(entries(choice), 3, 64).modules, 2, 2)
-        assert (traffic.exposed, traffic.bytes_sent) == (exposed(choice), bytes_sent(choice))
+        traffic = Traffic.of(Wiring.from_json(entries(choice), 3, 128).modules, 2, 2)
+        assert (traffic.exposed, traffic.bytes_sent) == (exposed(choice), sent(choice, hidden_size=128))
 
 
 @pytest.mark.parametrize("amount", [exposed, bytes_sent])

@@ -211,9 +211,9 @@ def test_what_is_gathered_for_a_layer_is_not_kept_in_another_dtype(
     trainer: type[AdaptTrainer], caches: bool, dense: Path, rows: Path, tmp_path: Path
 ) -> None:
     """A cast copy of every layer, whole, would stay in the memory of each rank until forward ends."""
-    model, seen = AutoModelForCausalLM.from_pretrained(dense), set[bool]()
+    model, seen = AutoModelForCausalLM.from_pretrained(make_rewired(dense, tmp_path / "m", LADDER)), set[bool]()
     model.model.norm.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_cache_enabled()))
-    config = SFTConfig(output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=True, save_strategy="no")
+    config = SFTConfig(output_dir=str(tmp_path / "out"), max_steps=1, use_cpu=True, bf16=True, save_strategy="no")
     before, data = config.to_dict(), load(str(rows)).train
     trainer(model=model, args=config, train_dataset=data, processing_class=AutoTokenizer.from_pretrained(dense)).train()
     assert seen == {caches}
