@@ -41,13 +41,8 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
     """
     recipe, config = stages[-1].recipe, stages[-1].config
     student = outline([stage.recipe for stage in stages])
-    options: Any = config.model_init_kwargs or {}
-    dropout = options.get("attention_dropout", student.config.attention_dropout)
-    if recipe.distills and dropout:
-        raise ValueError(
-            f"attention_dropout is {dropout}, and the original would read noise of layers that both share: give 0 in "
-            "model_init_kwargs."
-        )
+    if recipe.distills:
+        _check_dropout(student, config)
     missing = _missing_for_attention(student, config)
     if recipe.load_in_4bit and find_spec("bitsandbytes") is None:
         missing = extras.missing("qlora", "load_in_4bit", "bitsandbytes")
@@ -74,6 +69,16 @@ def check_stage(stages: Sequence[Stage], tokenizer_folder: Path, elsewhere: bool
         if warning := _warmup_warning(config, steps):
             corpus.notes.append(warning)
     return CheckedStage(student, tokenizer, corpus, held_out)
+
+
+def _check_dropout(student: Any, config: Any) -> None:
+    """Raise ValueError for dropout in the layers that student and teacher share, which run once for both."""
+    dropout = (config.model_init_kwargs or {}).get("attention_dropout", student.config.attention_dropout)
+    if dropout:
+        raise ValueError(
+            f"attention_dropout is {dropout}, and the original would read noise of layers that both share: give 0 in "
+            "model_init_kwargs."
+        )
 
 
 def _missing_for_attention(student: Any, config: Any) -> str | None:

@@ -84,7 +84,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         shares = [kl / converted[row["wiring"]][kind]["kl"] for kl, kind in zip(kls, KINDS, strict=True)]
         bracketed = [f" ({share:.3f})" * (row["fit"] != "converted") for share in shares]
         of_kinds = [f"{kl:.3f}{share}" for kl, share in zip(kls, bracketed, strict=True)]
-        version = ", version 8" * (row["algorithm"] == WITHOUT_LISTS)
+        version = f", version {WITHOUT_LISTS}" * (row["algorithm"] == WITHOUT_LISTS)
         about = [row["wiring"], str(row["exposed"]), row["fit"] + version]
         cells.append([*about, *of_kinds, f"{row['passes']:g}" if row["passes"] else ""])
     return markdown(["wiring", "exposed", "weights", "KL prose", "chat", "code", "passes"], cells)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SMALL = 2**24  # bytes that are hashed in no time
+_DIGITS = 64  # of a SHA-256 in hex
 _END = 2**16  # bytes at each end of a file that are always hashed
 
 
@@ -51,7 +52,7 @@ def digest(file: Path) -> str:
         ends.update(content.read())
     times = f"{stat.st_mtime_ns}-{stat.st_ctime_ns}"
     known = cache_folder() / "digests" / f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{times}-{ends.hexdigest()[:16]}"
-    if known.is_file() and len(kept := known.read_text()) == len(ends.hexdigest()):  # else broken after a power cut
+    if known.is_file() and len(kept := known.read_text()) == _DIGITS:  # else broken after a power cut
         return kept
     checksum = sha256(file)
     write_whole(known, checksum)
