@@ -10,10 +10,10 @@ from typing import Any
 from accelerate import PartialState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from rewired import run_lock
 from rewired.cache import write_whole
 
 from ..recipe.keys import Stage
-from . import run_lock
 
 _FILE = "recipe.json"
 # which determine the start

@@ -216,7 +216,8 @@ def test_two_benches_do_not_write_one_folder(tmp_path: Path) -> None:
     with FileLock(tmp_path / ".running"):
         done = run("bench", *SMALL, "--tp", "1", "--out", tmp_path)
         assert (done.exit_code, [file.name for file in tmp_path.iterdir()]) == (2, [".running"])
-    assert done.stderr == f"rewired bench: Another bench is writing {tmp_path}: wait for it, or give another --out.\n"
+    sentence = f"{tmp_path} is being written by another run: wait for it to end, or give another --out."
+    assert done.stderr == f"rewired bench: {sentence}\n"
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from rewired import __version__
 from rewired.checkpoint import provenance
@@ -25,6 +24,7 @@ from rewired.checkpoint.shape import Shape
 from rewired.grid.size import TpSize
 from rewired.progress import announce, is_first_rank
 from rewired.ranks import leave_group, run_on_ranks
+from rewired.run_lock import held
 from rewired.sources import checkpoint_folder
 from rewired.vllm_start import vllm_version
 
@@ -72,7 +72,9 @@ def bench(
         where["vllm"] = vllm_version()
     if request.engine == VLLM and NONE in request.wirings:
         announce(f"bench: {NONE} is left out, since vLLM's collectives cannot be silenced")
-    with _held(out) if is_first_rank() else nullcontext():
+    with held(out) if is_first_rank() else nullcontext() as holder:
+        if holder:
+            raise ValueError(f"{out} is being written by {holder}: wait for it to end, or give another --out.")
         measured = CellFile(out, request, where, content)
         for job in jobs:
             missing = torchrun.of_first_rank([batch for batch in batches if not measured.is_done(job.tp, batch)])
@@ -85,26 +87,6 @@ def bench(
     now = {"date": date.today().isoformat(), "load_average": round(os.getloadavg()[0], 2)}
     header = {"command": shlex.join(["rewired", *sys.argv[1:]]), "environment": now | where}
     return to_json(request, model.shape.num_hidden_layers, measured.cells, header)
-
-
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
-    """Lock the folder `out`, which is made if it is missing. Raises ValueError where another bench writes there."""
-    missing = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / ".running", blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(f"Another bench is writing {out}: wait for it, or give another --out.") from None
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
-        with suppress(OSError):  # what was measured stays
-            for folder in missing:
-                folder.rmdir()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rewired.adapt.trainer import run_lock
+from rewired import run_lock
 from tests.adapt.world import train
 
 HOLD = """
